@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headwater.api.streams.cache import ChunkCache
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.keys import StoreKeys
+from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -322,8 +323,9 @@ def test_forged_part(writer: SourceWriter, reader: StoreReader, monkeypatch: pyt
     forged = named(keys, B)._replace(key=keys.bucket(A))
     flush = writer.store.begin(writer.lease)
     ops, _ = row_ops((), [put(B, "9", "forged")], RowKeys(writer.table, "9", keys))
+    flush.append([op._replace(bucket=forged.key) for op in ops], {B: forged})
     with pytest.raises(BucketKeyTakenError):
-        flush.append([op._replace(bucket=forged.key) for op in ops], {B: forged})
+        flush.commit(writer.source, ReplicationProgress(Lsn(writer.lsn + 10)))
     flush.rollback()
     assert seen(reader, [A, B]) == {A: {"1"}}
 

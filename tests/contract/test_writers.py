@@ -216,6 +216,7 @@ def test_a_flush_sees_that_another_source_waits_for_it(new_writer: Callable[...,
     (draft,), _ = row_ops([], [put(A, "three", "x")], RowKeys(first.table, "three", keys))
     flush = first.store.begin(first.lease)
     flush.append([draft], {A: named(keys, A)})
+    flush.lock()
     waited = [flush.waited_for]
     waiting = Crew()
     waiting.start(lambda: second.write({"four": (B, "y")}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -36,6 +37,9 @@ _log = logging.getLogger(__name__)
 
 _ORDERLY_SECONDS = 3.0
 _TRIED_AGAIN_SECONDS = 30.0
+_SWITCH_SECONDS = 0.0005
+"""How long one source may keep the others from running, instead of Python's 5 ms: each return from a call that leaves
+Python, of which a commit has dozens, may wait that long."""
 
 
 def run(
@@ -116,6 +120,7 @@ class _Replication:
         leaving.start()
         try:
             if several:
+                sys.setswitchinterval(_SWITCH_SECONDS)
                 self._follow_all(spark, stop)
             else:
                 self._follow(self.sources[0], SparkEngine(spark), spark.cancel, stop)

@@ -44,6 +44,13 @@ _AGAIN_SECONDS = 1.0
 _WAITING_SECONDS = 5.0
 _CLOSE_SECONDS = 15.0
 
+_REST_AFTER = 10
+"""A source that is slow to answer is left alone for so many times as long."""
+
+_looking = threading.BoundedSemaphore(4)
+"""Sources that this process looks at, which costs their servers a hundred times what asking for a position does. All at
+once, databases of one server would slow each other down until none answers in time."""
+
 
 def report_stopped(store: StoreWriter, source: str, owner: str, error: HeadwaterError) -> None:
     """Report that a source can't be followed for this reason, unless another replicator follows it. Raises
@@ -202,8 +209,11 @@ class _SourceCheck:
                 look_now.clear()  # before `closing` is read, which is set before this
                 if closing.wait(_REST_SECONDS):
                     break
-                self._trying(lambda: self._look(store))
-                due = time.monotonic() + self._pause()
+                with _looking:
+                    began = time.monotonic()
+                    self._trying(lambda: self._look(store))
+                    ended = time.monotonic()
+                due = ended + max(self._pause(), _REST_AFTER * (ended - began))
                 while not look_now.wait(min(self._seconds, _ASK_SECONDS)) and time.monotonic() < due:
                     self._trying(self._ask)
         finally:

@@ -50,13 +50,16 @@ def test_a_flush_ends_its_turn_however_it_ends(tmp_path: Path) -> None:
     writers = [open_store(address).open_writer() for _ in range(2)]
     leases = [writer.acquire(f"source{number}", "here:1", 60.0) for number, writer in enumerate(writers)]
     flush = writers[0].begin(leases[0])
+    flush.lock()
     flush.rollback()
     flush.rollback()
     flush = writers[1].begin(leases[1])
+    flush.lock()
     began = threading.Event()
 
     def another() -> None:
         other = writers[0].begin(leases[0])
+        other.lock()
         began.set()
         other.rollback()
 
@@ -77,8 +80,9 @@ def test_a_turn_that_does_not_come_is_no_fault_of_another_process(
     writers = [open_store(SqliteAddress(str(tmp_path))).open_writer() for _ in range(2)]
     leases = [writer.acquire(f"source{number}", "here:1", 60.0) for number, writer in enumerate(writers)]
     flush = writers[0].begin(leases[0])
+    flush.lock()
     with pytest.raises(StoreBusyError, match="another thread of this process"):
-        writers[1].begin(leases[1])
+        writers[1].begin(leases[1]).lock()
     flush.rollback()
     for writer in writers:
         writer.close()

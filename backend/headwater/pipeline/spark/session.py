@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import resources
 
@@ -56,13 +57,24 @@ def launch_jvm(conf: SparkConf) -> JavaGateway:
     thread = threading.Thread(target=_relay_pipe, args=(read, said), name="spark log", daemon=True)
     thread.start()
     try:
-        return launch_gateway(conf, popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
+        with ThreadPoolExecutor(1) as pool:  # a thread of Linux has a priority of its own, which its children inherit
+            return pool.submit(_launch_gateway, conf, write).result()
     except PySparkException:
         for line in tuple(said):
             _spark_log.error("%s", line)
         raise
     finally:
         os.close(write)
+
+
+_NICE = 10
+"""How much lower the priority of a local Spark is: changes of rows go before bulk work, which takes all cores."""
+
+
+def _launch_gateway(conf: SparkConf, errors: int) -> JavaGateway:
+    if sys.platform == "linux" and conf.get("spark.master", "").startswith("local"):
+        os.nice(_NICE)
+    return launch_gateway(conf, popen_kwargs={"stderr": errors})  # type: ignore[no-untyped-call]
 
 
 def _relay_pipe(descriptor: int, said: deque[str]) -> None:

@@ -1,7 +1,7 @@
 """One store transaction of live replication.
 
-Only the holder of a source's lease writes its rows, so only the numbering of ops needs the store's lock: it is taken
-with the first op and held until the commit.
+Only the holder of a source's lease writes its rows, so only the numbering of ops needs the store's lock: rows are
+written before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headwater.storage.shared.turns import turns_at
 from headwater.storage.sql import leases
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.cursor import named
-from headwater.storage.sql.flush import Flush, Numbers, explaining
+from headwater.storage.sql.flush import Flush, LookupPlace, Numbers, PlacedEntry, explaining
 from headwater.storage.sql.tables import CHECKPOINT, as_checkpoint
 from headwater_rules.results import LookupEntry
 
@@ -56,6 +56,8 @@ _FEW_ROWS = sql.SQL(
     " as p (row_id, layout, line, members, subkey, long_id)"
 )
 
+_EACH_LOOKUP = "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[]) as e (table_id, row_id, key, output)"
+
 _FEW_OPS = "insert into ops (bucket, id, line) select * from unnest(%s::bigint[], %s::bigint[], %s::text[])"
 
 # Large lines are read separately, once it is known how many fit
@@ -68,6 +70,10 @@ _LOAD_LINES = sql.SQL("select row_id, line from {} where row_id = any(%s)")
 _EXTEND = (
     f"update leases set expires_at = {POSTGRES.clock_after.format('%s')} where name = %s and epoch = %s returning epoch"
 ).encode()
+
+
+def _lookup_columns(entries: Sequence[PlacedEntry]) -> list[list[object]]:
+    return columns([(table, stored_id(row_id)[0], *entry) for table, row_id, entry in entries], 4)
 
 
 def _checking(connection: psycopg.Connection, lease: Lease) -> Callable[[], None]:
@@ -92,7 +98,6 @@ class PostgresFlush(Flush):
         super().__init__(cursor, lease, known)
         self._db = connection = cursor.connection
         self._pending = Pending(connection)
-        self._lookups = PendingLookups(connection, self._touched)
         self._schema = cursor.address.schema
         self._sweep = sweep
         self._left_generation = False
@@ -176,15 +181,34 @@ class PostgresFlush(Flush):
             found[line].append(row_id)
         return found
 
+    def _write_rows(self) -> None:
+        self._pending.send()
+
     # lookups
 
-    @explaining
-    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
-        return self._lookups.entries(table, row_id)
+    def _stored_lookups(self, places: Collection[LookupPlace]) -> dict[LookupPlace, set[LookupEntry]]:
+        by_table: defaultdict[int, dict[str, LookupPlace]] = defaultdict(dict)
+        for place in places:
+            by_table[place[0]][stored_id(place[1])[0]] = place
+        found: dict[LookupPlace, set[LookupEntry]] = {place: set() for place in places}
+        query = "select row_id, key, output from lookups where table_id = %s and row_id = any(%s)"
+        for table, by_id in by_table.items():
+            for row_id, key, output in self._db.execute(query, [table, list(by_id)]).fetchall():
+                found[by_id[row_id]].add(LookupEntry(key, output))
+        return found
 
-    @explaining
-    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
-        self._lookups.replace(table, row_id, entries)
+    def _change_lookups(self, gone: Sequence[PlacedEntry], new: Sequence[PlacedEntry]) -> None:
+        if gone:
+            self._db.execute(
+                f"delete from lookups l using {_EACH_LOOKUP} where l.table_id = e.table_id and l.row_id = e.row_id"
+                " and l.key = e.key and l.output = e.output",
+                _lookup_columns(gone),
+            )
+        if new:
+            self._db.execute(
+                f"insert into lookups (table_id, row_id, key, output) select * from {_EACH_LOOKUP}",
+                _lookup_columns(new),
+            )
 
     # ops
 
@@ -227,11 +251,6 @@ class PostgresFlush(Flush):
         self._numbers.next = self._numbers.first = int(next_op)
         self._naming.known.check(int(retired))
 
-    def _send(self) -> None:
-        self._pending.send()
-        self._lookups.write()
-        self._write_sums()
-
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         self._left_generation = True
         return super().truncate(table, definitions)
@@ -241,7 +260,9 @@ class PostgresFlush(Flush):
     @explaining
     def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         failpoint("flush.before_totals")
-        self._lookups.write()
+        self._write_lookups()
+        self._write_ops()
+        self._write_marks()
         numbers = self._numbers
         if self._touched:
             self._lock()
@@ -340,73 +361,6 @@ class Pending:
             for query, parameters in kept:
                 self._db.execute(query, parameters)
             yield self._db
-
-
-# lookups
-
-
-_COLLECTED = 5_000
-
-LookupRow = tuple[int, str, str, str]
-"""Table, stored row id, key and output."""
-
-_EACH = "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[]) as e (table_id, row_id, key, output)"
-
-
-class PendingLookups:
-    """Used within one transaction. `write` adds the keys whose outputs changed to `touched`."""
-
-    def __init__(self, connection: psycopg.Connection, touched: set[str]) -> None:
-        self._db = connection
-        self._pending: dict[tuple[int, str], frozenset[LookupEntry]] = {}
-        self._touched = touched
-
-    def entries(self, table: int, row_id: str) -> list[LookupEntry]:
-        """The current entries of a row."""
-        place = (table, stored_id(row_id)[0])
-        if place in self._pending:
-            return sorted(self._pending[place])
-        return sorted(self._standing([place])[place])
-
-    def replace(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
-        self._pending[table, stored_id(row_id)[0]] = frozenset(entries)
-        if len(self._pending) >= _COLLECTED:
-            self.write()
-
-    def write(self) -> None:
-        """Write all collected replacements."""
-        pending, self._pending = self._pending, {}
-        if not pending:
-            return
-        standing = self._standing(list(pending))
-        gone: list[LookupRow] = []
-        new: list[LookupRow] = []
-        for place, entries in pending.items():
-            gone += [(*place, *entry) for entry in standing[place] - entries]
-            new += [(*place, *entry) for entry in entries - standing[place]]
-        if gone:
-            self._db.execute(
-                f"delete from lookups l using {_EACH} where l.table_id = e.table_id and l.row_id = e.row_id"
-                " and l.key = e.key and l.output = e.output",
-                columns(gone, 4),
-            )
-        if new:
-            self._db.execute(
-                f"insert into lookups (table_id, row_id, key, output) select * from {_EACH}", columns(new, 4)
-            )
-        if len(self._touched) <= NAMEABLE:  # above that, none is recorded
-            self._touched.update(row[2] for row in gone + new)
-
-    def _standing(self, places: Sequence[tuple[int, str]]) -> dict[tuple[int, str], set[LookupEntry]]:
-        by_table: defaultdict[int, list[str]] = defaultdict(list)
-        for table, row_id in places:
-            by_table[table].append(row_id)
-        found: dict[tuple[int, str], set[LookupEntry]] = {place: set() for place in places}
-        query = "select row_id, key, output from lookups where table_id = %s and row_id = any(%s)"
-        for table, row_ids in by_table.items():
-            for row_id, key, output in self._db.execute(query, [table, row_ids]).fetchall():
-                found[table, row_id].add(LookupEntry(key, output))
-        return found
 
 
 # records of flushes

@@ -2,6 +2,9 @@
 
 A store keeps what it is given durably, numbers ops, and returns finished lines. It knows nothing of rules or of
 Postgres as a source. Calls block.
+
+All sources write to one sequence of ops, under one lock of the store. A transaction may take seconds to be decoded and
+evaluated, so it is written only at its end: until then, what it writes is kept in memory, and other sources commit.
 """
 
 from __future__ import annotations
@@ -9,13 +12,13 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, TypeVar
 
 from headwater.oplog.op import CLEAR_BODY
-from headwater.oplog.transform import Bucket, DraftOp
+from headwater.oplog.transform import Bucket, Buckets, DraftOp
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
@@ -59,6 +62,27 @@ class Numbers:
     sums: dict[int, BucketSum] = field(default_factory=dict)
 
 
+LookupPlace = tuple[int, str]
+"""A table, and the id of a row that has lookups."""
+
+KEPT_CHARACTERS = 16 << 20
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a flush has not written yet. When it has more than about KEPT_CHARACTERS, it is written before the end."""
+
+    ops: list[DraftOp] = field(default_factory=list)
+    buckets: Buckets = field(default_factory=dict)
+    lookups: dict[LookupPlace, frozenset[LookupEntry]] = field(default_factory=dict)
+    marked: list[tuple[int, ResyncReason]] = field(default_factory=list)
+    """Tables that have to be compared."""
+    characters: int = 0
+
+
+PlacedEntry = tuple[int, str, LookupEntry]
+"""A table, a row id, and an entry of that row."""
+
 _HOLDERS = """
 select 'there', id, name from buckets where id {among}
 union all select 'retired', id, name from retired_buckets where id {among}
@@ -70,8 +94,8 @@ class Flush(ABC):
     """One store transaction. Nothing of it is visible before `commit`, and nothing of it remains after `rollback`.
 
     Within each bucket, ops are numbered in the order in which they are appended. Once a newer lease exists,
-    LeaseLostError is raised. Writes may be kept back and sent together, so errors may come with a later call, at the
-    latest with `commit`.
+    LeaseLostError is raised. What is written is kept back, seen by this flush alone, so errors come with a later call,
+    at the latest with `commit`.
     """
 
     def __init__(self, cursor: Cursor, lease: Lease, known: KnownBuckets) -> None:
@@ -79,6 +103,7 @@ class Flush(ABC):
         self._lease = lease
         self._naming = Naming(known)
         self._numbers = Numbers()
+        self._kept = Kept()
         self._touched: set[str] = set()  # keys of lookups
         self._turns: Turns | None = None
 
@@ -137,21 +162,61 @@ class Flush(ABC):
 
     # lookups
 
-    @abstractmethod
-    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]: ...
+    @explaining
+    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
+        """The present entries of a row."""
+        place = (table, row_id)
+        kept = self._kept.lookups.get(place)
+        return sorted(self._stored_lookups([place])[place] if kept is None else kept)
+
+    @explaining
+    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
+        self._kept.lookups[table, row_id] = frozenset(entries)
+        self._keep(sum(len(entry.key) + len(entry.output) for entry in entries) + len(row_id))
 
     @abstractmethod
-    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None: ...
+    def _stored_lookups(self, places: Collection[LookupPlace]) -> dict[LookupPlace, set[LookupEntry]]:
+        """What the store has at each of the places."""
 
-    # ops
+    @abstractmethod
+    def _change_lookups(self, gone: Sequence[PlacedEntry], new: Sequence[PlacedEntry]) -> None: ...
+
+    def _write_lookups(self) -> None:
+        pending, self._kept.lookups = self._kept.lookups, {}
+        if not pending:
+            return
+        stored = self._stored_lookups(pending)
+        gone = [(*place, entry) for place, entries in pending.items() for entry in sorted(stored[place] - entries)]
+        new = [(*place, entry) for place, entries in pending.items() for entry in sorted(entries - stored[place])]
+        self._change_lookups(gone, new)
+        if len(self._touched) <= NAMEABLE:  # above that, none is recorded
+            self._touched.update(entry.key for _, _, entry in gone + new)
+
+    # what is kept back
+
+    def _keep(self, characters: int) -> None:
+        self._kept.characters += characters
+        if self._kept.characters > KEPT_CHARACTERS:
+            self._lock()
+            self._send()
 
     @abstractmethod
     def _lock(self) -> None:
         """Take the store's lock, under which ops are numbered, until the commit."""
 
     @abstractmethod
+    def _write_rows(self) -> None:
+        """Write the rows that are kept back."""
+
     def _send(self) -> None:
-        """Write what is kept back."""
+        """Write what is kept back. Under the lock."""
+        self._write_rows()
+        self._write_lookups()
+        self._write_ops()
+        self._write_sums()
+        self._kept.characters = 0
+
+    # ops
 
     @abstractmethod
     def _insert_ops(self, ops: Sequence[DraftOp], first: int) -> None:
@@ -164,11 +229,22 @@ class Flush(ABC):
     def _insert_buckets(self, rows: Sequence[tuple[int, str, str, int]]) -> None:
         """Store buckets, each with the id of its CLEAR."""
 
+    @abstractmethod
+    def _write_sums(self) -> None:
+        """Add to the buckets what was appended to each."""
+
     @explaining
     def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
         """Number and store ops. `buckets` has every bucket among them that may be new, by name; a new bucket starts
         with a CLEAR. Drops the ops of a bucket that neither exists nor is named: its definition was retired. Raises
         BucketKeyTakenError when a bucket has the key of another one; nothing of this transaction is kept then."""
+        self._kept.ops += ops
+        self._kept.buckets.update(buckets)
+        self._keep(sum(len(op.body) for op in ops))
+
+    def _write_ops(self) -> None:
+        kept = self._kept
+        ops, buckets, kept.ops, kept.buckets = kept.ops, kept.buckets, [], {}
         if not ops:
             return
         self._lock()
@@ -254,11 +330,14 @@ class Flush(ABC):
         self._numbers.sums[key] = BucketSum(last_op=op)
         self._numbers.next = op + 1
 
-    @explaining
     def mark_resync(self, table: int, reason: ResyncReason) -> None:
         """Record within this transaction that a table has to be compared with the source, because the transaction does
         not write all of its changes."""
-        tables.mark_resync(self._cursor, [table], reason)
+        self._kept.marked.append((table, reason))
+
+    def _write_marks(self) -> None:
+        for table, reason in self._kept.marked:
+            tables.mark_resync(self._cursor, [table], reason)
 
     # ending
 

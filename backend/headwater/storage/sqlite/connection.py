@@ -65,7 +65,8 @@ def open_writer(path: Path) -> apsw.Connection:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise SQLite plans a query again for each value
         _prepare(connection)
-        OpenedFiles(path).guard(_checked(connection, path))
+        _checked(connection, path)
+        OpenedFiles(path).guard(connection)
         return connection
 
 

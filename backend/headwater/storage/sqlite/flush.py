@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import orjson
 
@@ -16,11 +17,13 @@ from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, as_int
 from headwater.storage.shared.segments import Run
 from headwater.storage.sql import leases, tables
 from headwater.storage.sql.bucket_keys import KnownBuckets
-from headwater.storage.sql.flush import Flush, explaining
+from headwater.storage.sql.flush import Flush, LookupPlace, PlacedEntry, explaining
 from headwater.storage.sql.ops import insert_segments
 from headwater.storage.sqlite.connection import begin_write
 from headwater.storage.sqlite.cursor import SqliteCursor
 from headwater_rules.results import LookupEntry
+
+_MEMBERS_READ = 5_000
 
 _PUT_ROW = """
 insert into rows_{0:d} (row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?)
@@ -30,94 +33,141 @@ on conflict (row_id) do update set layout = excluded.layout, line = excluded.lin
 
 
 class SqliteFlush(Flush):
-    """See `storage.sql.flush.Flush`."""
+    """See `storage.sql.flush.Flush`. Without the lock, each call reads the store as it is then: only the holder of the
+    lease writes the rows of its source."""
 
     def __init__(self, cursor: SqliteCursor, lease: Lease, known: KnownBuckets, wake: Callable[[], None]) -> None:
         super().__init__(cursor, lease, known)
         self._db = cursor.connection
         self._wake = wake
-        self._turns = begin_write(self._db)
-        try:
-            leases.check(cursor, lease)
-            next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
-            known.check(as_int(retired))
-        except BaseException:
-            self.rollback()
-            raise
-        self._numbers.next = self._numbers.first = as_int(next_op)
+        self._rows: dict[int, dict[str, CurrentRow | None]] = {}  # that are kept back, by table; None when deleted
+        leases.check(cursor, lease)
 
     # rows
 
     @explaining
     def load(self, table: int, row_ids: Sequence[str], batch_bytes: int) -> tuple[dict[str, CurrentRow], int]:
+        kept, count = self._rows.get(table, {}), len(row_ids)
+        stored = [row_id for row_id in row_ids if row_id not in kept] if kept else row_ids
         sql = f"select row_id, layout, line, members, subkey from rows_{table:d} where row_id = ?"
         found: dict[str, CurrentRow] = {}
-        rows = self._db.executemany(sql, [(row_id,) for row_id in row_ids])
-        for row in rows:
-            loaded = found[row[0]] = new_row(CurrentRow, row)
-            batch_bytes -= len(row[2])
-            if batch_bytes <= 0:
-                rows.close(True)
-                return found, row_ids.index(loaded.row_id) + 1
-        return found, len(row_ids)
+        with self._snapshot():
+            rows = self._db.executemany(sql, [(row_id,) for row_id in stored])
+            for row in rows:
+                loaded = found[row[0]] = new_row(CurrentRow, row)
+                batch_bytes -= len(row[2])
+                if batch_bytes <= 0:
+                    rows.close(True)
+                    count = row_ids.index(loaded.row_id) + 1
+                    break
+        if kept:
+            found.update((row_id, row) for row_id in row_ids[:count] if (row := kept.get(row_id)) is not None)
+        return found, count
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Around several statements that only read, which then need not begin to read again and again."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("begin")
+        try:
+            yield
+        finally:
+            self._db.execute("rollback")
 
     @explaining
     def copies(self, table: int, content: str) -> list[str]:
         # '#' sorts just before '$', so this range is the content's id and its numbered copies
-        sql = f"select row_id from rows_{table:d} where row_id >= ? and row_id < ?"
-        return [str(row[0]) for row in self._db.execute(sql, (content, content + "$"))]
+        end = content + "$"
+        stored = self._db.execute(f"select row_id from rows_{table:d} where row_id >= ? and row_id < ?", (content, end))
+        found = {str(row[0]) for row in stored}
+        for row_id, row in self._rows.get(table, {}).items():
+            if content <= row_id < end:
+                (found.discard if row is None else found.add)(row_id)
+        return list(found)
 
     @explaining
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
-        self._db.executemany(_PUT_ROW.format(table), rows)
+        if rows:
+            self._rows.setdefault(table, {}).update((row.row_id, row) for row in rows)
+            self._keep(sum(len(row.line) + len(row.members) for row in rows))
 
     @explaining
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
-        self._db.executemany(f"delete from rows_{table:d} where row_id = ?", [(row_id,) for row_id in row_ids])
+        if row_ids:
+            self._rows.setdefault(table, {}).update(dict.fromkeys(row_ids))
+            self._keep(sum(map(len, row_ids)))
 
     def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
-        with self.errors():
-            rows = self._db.execute(f"select row_id, members, subkey from rows_{table:d} where members <> ''")
-            for row_id, members, subkey in rows:
-                yield str(row_id), str(members), None if subkey is None else str(subkey)
+        sql = f"select id, row_id, members, subkey from rows_{table:d} where id > ? order by id limit {_MEMBERS_READ}"
+        last, kept = 0, dict(self._rows.get(table, {}))
+        while True:
+            with self.errors():
+                rows = self._db.execute(sql, (last,)).fetchall()
+            if not rows:
+                break
+            last = as_int(rows[-1][0])
+            for _, row_id, members, subkey in rows:
+                if members and row_id not in kept:
+                    yield str(row_id), str(members), None if subkey is None else str(subkey)
+        for row in kept.values():
+            if row is not None and row.members:
+                yield row.row_id, row.members, row.subkey
 
     @explaining
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {line: [] for line in lines}
+        kept = self._rows.get(table, {})
         for row_id, line in self._db.execute(f"select row_id, line from rows_{table:d}"):
-            if line in found:
+            if line in found and row_id not in kept:
                 found[str(line)].append(str(row_id))
+        for row in kept.values():
+            if row is not None and row.line in found:
+                found[row.line].append(row.row_id)
         return found
+
+    def _write_rows(self) -> None:
+        rows, self._rows = self._rows, {}
+        for table, by_id in rows.items():
+            gone = [(row_id,) for row_id, row in by_id.items() if row is None]
+            self._db.executemany(f"delete from rows_{table:d} where row_id = ?", gone)
+            self._db.executemany(_PUT_ROW.format(table), (row for row in by_id.values() if row is not None))
 
     # lookups
 
-    @explaining
-    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
+    def _stored_lookups(self, places: Collection[LookupPlace]) -> dict[LookupPlace, set[LookupEntry]]:
         sql = "select key, output from lookups where table_id = ? and row_id = ?"
-        return [LookupEntry(str(key), str(output)) for key, output in self._db.execute(sql, (table, row_id))]
+        with self._snapshot():
+            return {
+                place: {LookupEntry(str(key), str(output)) for key, output in self._db.execute(sql, place)}
+                for place in places
+            }
 
-    @explaining
-    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
-        before, after = set(self.lookup_entries(table, row_id)), set(entries)
-        gone, new = sorted(before - after), sorted(after - before)
+    def _change_lookups(self, gone: Sequence[PlacedEntry], new: Sequence[PlacedEntry]) -> None:
         self._db.executemany(
             "delete from lookups where key = ? and table_id = ? and row_id = ? and output = ?",
-            [(entry.key, table, row_id, entry.output) for entry in gone],
+            [(entry.key, table, row_id, entry.output) for table, row_id, entry in gone],
         )
         self._db.executemany(
             "insert into lookups (key, table_id, row_id, output) values (?, ?, ?, ?)",
-            [(entry.key, table, row_id, entry.output) for entry in new],
+            [(entry.key, table, row_id, entry.output) for table, row_id, entry in new],
         )
-        if len(self._touched) <= NAMEABLE:  # above that, none is recorded
-            self._touched.update(entry.key for entry in gone + new)
 
     # ops
 
     def _lock(self) -> None:
-        """Does nothing: a write transaction has the whole database."""
-
-    def _send(self) -> None:
-        self._write_sums()
+        if self._numbers.next:
+            return
+        self._turns = begin_write(self._db)
+        try:
+            leases.check(self._cursor, self._lease)  # a new holder may have written while we waited
+            next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
+        except BaseException:
+            self.rollback()
+            raise
+        self._numbers.next = self._numbers.first = as_int(next_op)
+        self._naming.known.check(as_int(retired))
 
     def _insert_ops(self, ops: Sequence[DraftOp], first: int) -> None:
         self._db.executemany(
@@ -140,7 +190,9 @@ class SqliteFlush(Flush):
     @explaining
     def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         failpoint("flush.before_totals")
-        self._write_sums()
+        self._lock()
+        self._send()
+        self._write_marks()
         numbers = self._numbers
         if self._touched and numbers.next == numbers.first:
             numbers.next += 1  # a lookup alone moves the checkpoint too
