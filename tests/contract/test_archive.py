@@ -45,7 +45,7 @@ def export(address: StoreAddress, file: Path, *, seal: bool = False) -> ArchiveH
 def assert_no_store_at(address: StoreAddress) -> None:
     assert not open_store(address).exists()
     with pytest.raises(StoreError, match="there is no store"):
-        open_store(address).history_limits()
+        open_store(address).open_history().__enter__()
 
 
 def dumped(address: StoreAddress) -> tuple[ArchivedState, Batches]:

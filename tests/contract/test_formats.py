@@ -35,7 +35,6 @@ OPENERS: dict[str, Callable[[Store], object]] = {
     "to unseal": lambda store: store.unseal(),
     "for statistics": lambda store: store.store_stats(),
     "for a download's size": lambda store: store.definition_stats(),
-    "for its limits": lambda store: store.history_limits(),
     "for its history": lambda store: list(store.read_flushes(OpId(0), OpId(1 << 40))),
     "for its rows": lambda store: list(store.read_rows(1, 0, 10)),
 }

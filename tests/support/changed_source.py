@@ -244,9 +244,8 @@ def held_back() -> Iterator[None]:
 
 def given(deployment: Deployment) -> str:
     """Every op that any device could have been given."""
-    backend = open_store(deployment.address)
-    batches = backend.read_history(OpId(0), backend.history_limits().checkpoint)
-    return "\n".join(op.line for batch in batches for op in batch)
+    with open_store(deployment.address).open_history() as view:
+        return "\n".join(op.line for batch in view.ops(OpId(0), view.state().checkpoint) for op in batch)
 
 
 @contextmanager

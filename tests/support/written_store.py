@@ -34,7 +34,8 @@ from headwater_rules.results import LookupEntry, Put
 from tests.support.model_device import ModelBucket, chunks_of, parse_ops
 
 SOURCE = "default"
-RELATION = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
+COLUMNS = Column("id", 25, -1, True), Column("text", 25, -1, False)
+RELATION = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, COLUMNS)
 YAML = "streams: {}"
 
 Rows = Mapping[str, tuple[str, str]]

@@ -1,4 +1,4 @@
-"""Opens the store of a service config, for the commands on sync configs."""
+"""Opens the store of a service config, for commands that need one to be there."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from headwater.errors import HeadwaterError
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
+from headwater.storage.store import Store
 
 
-@contextmanager
-def existing_store(config: ServiceConfig) -> Iterator[StoreWriter]:
-    """The configured store, open during the context. Raises HW_8101: a missing store is more likely a wrong path
-    than a wish to create one."""
+def store_of(config: ServiceConfig) -> Store:
+    """The configured store. Raises HW_8101: a missing store is more likely a wrong path than a wish to create one."""
     store = open_store(config.storage)
     if not store.exists():
         fix = "start `headwater serve`, which creates it"
         raise HeadwaterError("there is no store yet", str(config.storage), fix, code="HW_8101")
-    with closing(store.open_writer()) as writer:
+    return store
+
+
+@contextmanager
+def existing_store(config: ServiceConfig) -> Iterator[StoreWriter]:
+    """The configured store, open during the context. Raises HW_8101."""
+    with closing(store_of(config).open_writer()) as writer:
         yield writer
 
 

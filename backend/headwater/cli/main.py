@@ -12,6 +12,7 @@ import click
 
 from headwater.cli.explain import explain
 from headwater.cli.init import init
+from headwater.cli.lake import lake
 from headwater.cli.options import claim, config_options, examples, load, seconds, source_option, sources_changed
 from headwater.cli.powersync import migrate_, teardown_, test_connection
 from headwater.cli.rules import rules
@@ -89,7 +90,7 @@ def cli() -> None:
     set_up_logging()
 
 
-for each in (explain, init, migrate_, rules, source, store, teardown_, test_connection, upload):
+for each in (explain, init, lake, migrate_, rules, source, store, teardown_, test_connection, upload):
     cli.add_command(each)
 
 

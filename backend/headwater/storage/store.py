@@ -10,17 +10,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import ArchiveError, Dump
-from headwater.storage.contract.history import (
-    EVERY_BUCKET,
-    START,
-    WHOLE,
-    FlushRange,
-    HistoryFilter,
-    HistoryLimits,
-    HistoryOp,
-    Slice,
-    merge_floor,
-)
+from headwater.storage.contract.history import FlushRange
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import StoreError
@@ -28,10 +18,11 @@ from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared import archive
 from headwater.storage.shared.archive import Load
 from headwater.storage.shared.common import BATCH_BYTES
-from headwater.storage.sql import history, seal, stats
+from headwater.storage.sql import seal, stats
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Cursor, TableGoneError
 from headwater.storage.sql.forget import ForgetStore
+from headwater.storage.sql.history import HistoryReader
 from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.stats import DefinitionStats, Disk, MissingRight, StoreStats
 from headwater.storage.sql.verify import VerifyReader
@@ -148,63 +139,20 @@ class Store(ABC):
                 return None
         return None if row is None else CurrentRow(row_id, *row)
 
-    # history in bulk, see `contract.history`: executors too
+    # history in bulk, see `contract.history`
 
     @contextmanager
-    def _history(self) -> Iterator[Cursor]:
+    def open_history(self) -> Iterator[HistoryReader]:
+        """A view of the store as of now, until the context ends."""
         with closing(self._open("history")) as db, db.snapshot():
             if not db.has_table("meta"):
                 raise self.missing()
-            yield db
-
-    def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
-        """How far history goes now. An unpublished store has checkpoint 0. Raises OvertakenError when compaction has
-        merged ops that a reader at `since` has not read; a reader at 0 is never overtaken."""
-        with self._history() as db:
-            return history.limits(db, where, since)
-
-    def read_history(
-        self,
-        after_op: OpId,
-        upto_op: OpId,
-        where: HistoryFilter = EVERY_BUCKET,
-        *,
-        within: tuple[OpId, OpId] | None = None,
-    ) -> Iterator[list[HistoryOp]]:
-        """Ops with after_op < op_id <= upto_op, each once, in unordered batches, as of one moment.
-
-        `within`, by default the same range, is the range that the reader reads in several calls. Raises OvertakenError
-        when compaction has merged ops after its beginning; for a reader that begins at 0, only when compaction went
-        past its end.
-        """
-        with self._history() as db:
-            history.check_not_overtaken(db, where, merge_floor(after_op, upto_op, within))
-            yield from history.read(db, after_op, upto_op, where)
-
-    def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-        """Split (after_op, upto_op] into consecutive ranges of about `ops` ops each; none when there are no ops."""
-        with self._history() as db:
-            return history.cut(db, after_op, upto_op, ops)
-
-    def history_end(self, after_op: OpId, upto_op: OpId, ops: int) -> OpId:
-        """The highest op id up to which (after_op, …] holds at most `ops` ops: the end of a flush if possible,
-        `upto_op` when all fit."""
-        with self._history() as db:
-            return history.end(db, after_op, upto_op, ops)
+            yield HistoryReader(db)
 
     def read_flushes(self, after_op: OpId, upto_op: OpId) -> Sequence[FlushRange]:
-        """The recorded flushes with ops in (after_op, upto_op], oldest first. Records are kept for a limited time, so
-        the oldest ops may belong to none."""
-        with self._history() as db:
-            return history.flushes(db, after_op, upto_op)
-
-    def read_standing(
-        self, checkpoint: OpId, where: HistoryFilter = EVERY_BUCKET, part: Slice = WHOLE
-    ) -> Iterator[list[HistoryOp]]:
-        """The live PUTs in a part of the buckets at a checkpoint, each with its own op id, in unordered batches. Raises
-        OvertakenError when compaction went past the checkpoint."""
-        with self._history() as db:
-            yield from history.live(db, checkpoint, where, part)
+        """See `HistoryReader.flushes`."""
+        with self.open_history() as history:
+            return history.flushes(after_op, upto_op)
 
     # exporting and importing a whole store, see `contract.archive`
 

@@ -111,7 +111,7 @@ def _proof(searched: Searched, where: StoreAddress) -> Iterator[str]:
 _OUT_OF_REACH = (
     "backups and exports of the store, and copies of its disk",
     "devices that are offline: they drop it at their next sync",
-    "logs, and data that other programs read from the op log",
+    "logs, and what `headwater lake export` wrote, until it is run with --reset",
     "the memory of running processes, until they end",
     "the source's own files, write-ahead log and backups",
 )

@@ -1,23 +1,18 @@
-"""Bulk reading of a store's history, beside its writer: finished ops, the flushes that wrote them, and the rows in
-buckets at one moment. For exporting changes; devices read chunks instead.
+"""Bulk reading of a store's history, beside its writer: finished ops, the flushes that wrote them, and what is in each
+bucket. For copies outside; devices read chunks instead.
 
-Runs on executors too. Each call sees its own moment; `upto` and `checkpoint` tie several calls together.
+Compaction may rewrite history between two readings. A reader that has every op up to a position, and then reads those
+after it, has the same rows in each bucket as the store, and the same checksums: `storage.shared.compaction` says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-
-
-class OvertakenError(HeadwaterError):
-    """Compaction has merged changes that were still to be read one by one."""
-
-    code = "HW_4101"
 
 
 class HistoryOp(NamedTuple):
@@ -30,28 +25,15 @@ class HistoryOp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryFilter:
-    """Which buckets to read: by definition, by name, or both. Empty means any."""
-
-    definitions: tuple[str, ...] = ()
-    buckets: tuple[str, ...] = ()
-
-
-EVERY_BUCKET = HistoryFilter()
-START = OpId(0)
-"""The position of a reader that has read nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryLimits:
-    """How far history goes. `store` identifies the store: while it stays the same, op ids do too. Up to `merged`,
-    compaction has rewritten some of the requested buckets, so only a reader that starts at 0 may read that part. `ops`
-    is the approximate number of ops in those buckets."""
+class HistoryState:
+    """A store at one moment. `store` identifies it: while it stays the same, op ids do too. `checkpoint` is the newest
+    op that devices may have, 0 before there are any; every commit of a source up to its LSN in `lsns` is among them.
+    The buckets of other `definitions` than these are gone, without an op that says so."""
 
     store: str
     checkpoint: OpId
-    merged: OpId
-    ops: int
+    lsns: Mapping[str, Lsn]
+    definitions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,40 +47,3 @@ class FlushRange:
     source: str
     lsn: Lsn
     committed_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One of `count` shares of the buckets, divided by key."""
-
-    number: int
-    count: int = field(default=1)
-
-
-WHOLE = Slice(0)
-
-
-def merge_floor(after_op: OpId, upto_op: OpId, within: tuple[OpId, OpId] | None) -> OpId:
-    """The op id after which no op that the reader needs may have been merged: the position where it starts, or the end
-    of the range if it starts at 0. `within` is described at `Store.read_history`."""
-    start, end = within or (after_op, upto_op)
-    return start or end
-
-
-def overtaken_error(bucket: str, since: OpId, merged: OpId) -> OvertakenError:
-    """The error of a reader that compaction has overtaken."""
-    return OvertakenError(
-        f"compaction merged the changes up to op {merged} before they were read; the reader is at op {since}",
-        f"bucket {bucket}",
-        "read a consistent snapshot (option snapshot=true), then start a new stream, with a new checkpoint directory, "
-        "at its op id (option startingOffset)",
-    )
-
-
-def state_overtaken_error(bucket: str, checkpoint: OpId) -> OvertakenError:
-    """The error for reading a state that compaction has removed."""
-    return OvertakenError(
-        f"compaction went past the state at op {checkpoint} while it was being read",
-        f"bucket {bucket}",
-        "read it again",
-    )

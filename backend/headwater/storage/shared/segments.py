@@ -4,8 +4,6 @@ them and numbered, how they are unpacked, and how chunks are assembled of them. 
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -248,43 +246,6 @@ def cut_up(groups: Iterable[tuple[int, int]], after: OpId, upto: OpId, ops: int)
         return []
     ends = [OpId(end) for end in dict.fromkeys([*cuts, upto])]
     return list(zip([after, *ends], ends, strict=False))
-
-
-class Lowest:
-    """The lowest `limit` of many ids."""
-
-    def __init__(self, ids: Iterable[int], limit: int) -> None:
-        self._heap = [-op_id for op_id in ids]
-        heapq.heapify(self._heap)
-        self._limit = limit
-
-    def is_beyond(self, op_id: int) -> bool:
-        """Whether an id can't be among them any more."""
-        return len(self._heap) >= self._limit and op_id > -self._heap[0]
-
-    def add(self, op_id: int) -> None:
-        if len(self._heap) < self._limit:
-            heapq.heappush(self._heap, -op_id)
-        else:
-            heapq.heappushpop(self._heap, -op_id)
-
-    def sorted(self) -> list[int]:
-        return sorted(-op_id for op_id in self._heap)
-
-
-def nth(ids: Sequence[int], runs: Iterable[tuple[int, int]], ops: int, otherwise: int) -> int:
-    """The id of op number `ops` of single `ids` (sorted) and runs of consecutive ids (sorted, first and last), or
-    `otherwise` when there are no more than that."""
-    in_runs = 0
-    for first, last in runs:
-        before = bisect_right(ids, first)
-        if before + in_runs >= ops:
-            return ids[ops - in_runs - 1]
-        size = last - first + 1
-        if before + in_runs + size >= ops:
-            return first + ops - before - in_runs - 1
-        in_runs += size
-    return ids[ops - in_runs - 1] if len(ids) > ops - in_runs else otherwise
 
 
 # chunks: a sealed segment is sent as it was packed; single ops are only looked at where a chunk begins or ends in one

@@ -1,5 +1,4 @@
-"""Bulk reading of a store's history, beside its writer. Each function is called within a snapshot. See
-`storage.contract.history`."""
+"""Bulk reading of a store's history, beside its writer. See `storage.contract.history`."""
 
 from __future__ import annotations
 
@@ -7,23 +6,14 @@ from collections.abc import Iterator
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.history import (
-    FlushRange,
-    HistoryFilter,
-    HistoryLimits,
-    HistoryOp,
-    Slice,
-    overtaken_error,
-    state_overtaken_error,
-)
-from headwater.storage.contract.store import StoreError
-from headwater.storage.shared.common import life_of
-from headwater.storage.shared.segments import Line, Lowest, batches, cut_up, nth, segment_lines, standing
+from headwater.storage.contract.history import FlushRange, HistoryOp, HistoryState
+from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.store import StoredTable, StoreError
+from headwater.storage.shared.common import BATCH_BYTES, life_of
+from headwater.storage.shared.segments import Line, batches, cut_up, segment_lines, standing
 from headwater.storage.sql.control import secret
-from headwater.storage.sql.cursor import Cursor, Value
-
-_MERGED = "from buckets b where b.compacted_op > ?1"
-"""Buckets in which ops after ?1 were merged: `compacted_op` is the id of the last op that compaction looked at."""
+from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.tables import all_active, checkpoint
 
 _HOT = """
 select o.id, b.name, b.definition, o.line from ops o {join_all} buckets b on b.id = o.bucket
@@ -43,14 +33,6 @@ union all
 select s.last_op, g.size from buckets b join segments s on s.bucket = b.id join segment_blobs g on g.id = s.blob
 where b.last_op > ?1 and s.last_op > ?1 and s.first_op <= ?2
 """
-_LOWEST = """
-select o.id from ops o {join_all} buckets b on b.id = o.bucket
-where b.last_op > ?1 and o.id > ?1 and o.id <= ?2 order by o.id limit ?3
-"""
-_PLACES = """
-select s.first_op, s.last_op, s.blob from buckets b join segments s on s.bucket = b.id
-where b.last_op > ?1 and {sealed} and s.last_op > ?1 and s.first_op <= ?2 order by s.first_op
-"""
 _FLUSHES = """
 select before, last_op, source, lsn, committed_us from (
     select lag(last_op) over (order by last_op) as before, last_op, source, lsn, committed_us from flushes
@@ -62,106 +44,91 @@ select s.first_op, s.last_op, s.sealed, g.bodies from segments s join segment_bl
 where s.bucket = ? and s.first_op <= ? order by s.{key} desc
 """
 _HOT_BACKWARDS = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id desc"
+_DEFINITIONS = """
+with recursive found (name) as (
+    select min(definition) from buckets union all
+    select (select min(definition) from buckets where definition > found.name) from found where found.name is not null
+) select name from found where name is not null"""
+"""One look into the index for each, however many buckets it has."""
+
+_BUCKETS_AT_ONCE = 1_000
+_ROWS_AT_ONCE = 5_000
+_NO_PLACE = (1 << 63) - 1
 
 
-def limits(db: Cursor, where: HistoryFilter, since: OpId) -> HistoryLimits:
-    """See `Store.history_limits`."""
-    if since:
-        check_not_overtaken(db, where, since)
-    condition, names = _condition(db, where)
-    merged = _number(db, f"select max(b.compacted_op) {_MERGED}{condition}", 0, *names)
-    ops = _number(db, f"select cast(sum(b.count) as bigint) from buckets b where true{condition}", *names)
-    checkpoint = _number(db, "select checkpoint from state")
-    return HistoryLimits(life_of(secret(db)), OpId(checkpoint), OpId(merged), ops)
+class HistoryReader:
+    """A view of a store at one moment. Used by one thread."""
 
+    def __init__(self, db: Cursor) -> None:
+        """Within a snapshot."""
+        self._db = db
 
-def read(db: Cursor, after: OpId, upto: OpId, where: HistoryFilter) -> Iterator[list[HistoryOp]]:
-    """See `Store.read_history`."""
-    condition, names = _condition(db, where)
-    hot = _HOT.format(join_all=db.dialect.join_all) + condition
-    yield from batches(HistoryOp(*row) for row in db.stream(hot, after, upto, *names))
-    for first, sealed, bodies, name, definition in db.stream(_SEGMENTS + condition, after, upto, *names):
-        lines = _lines(first, sealed, bodies)
-        yield [HistoryOp(op, name, definition, line) for op, line in lines if after < op <= upto]
+    def state(self) -> HistoryState:
+        """What the view is of."""
+        found = checkpoint(self._db)
+        definitions = tuple(sorted(name for (name,) in self._db.rows(_DEFINITIONS)))
+        return HistoryState(life_of(secret(self._db)), found.op_id, found.lsns, definitions)
 
+    def ops(self, after: OpId, upto: OpId) -> Iterator[list[HistoryOp]]:
+        """Ops with after < op_id <= upto, each once, in batches without an order."""
+        hot = _HOT.format(join_all=self._db.dialect.join_all)
+        yield from batches(HistoryOp(*row) for row in self._db.stream(hot, after, upto))
+        for first, sealed, bodies, name, definition in self._db.stream(_SEGMENTS, after, upto):
+            lines = _lines(first, sealed, bodies)
+            yield [HistoryOp(op, name, definition, line) for op, line in lines if after < op <= upto]
 
-def cut(db: Cursor, after: OpId, upto: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-    """See `Store.cut_history`."""
-    groups = db.rows(_GROUPS.format(join_all=db.dialect.join_all), after, upto, max(1, ops // 4))
-    return cut_up(((min(last, upto), count) for last, count in groups), after, upto, ops)
+    def cut(self, after: OpId, upto: OpId, ops: int) -> list[tuple[OpId, OpId]]:
+        """Split (after, upto] into consecutive ranges of about `ops` ops each; none when there are no ops."""
+        statement = _GROUPS.format(join_all=self._db.dialect.join_all)
+        groups = self._db.rows(statement, after, upto, max(1, ops // 4))
+        return cut_up(((min(last, upto), count) for last, count in groups), after, upto, ops)
 
+    def flushes(self, after: OpId, upto: OpId) -> list[FlushRange]:
+        """The recorded flushes with ops in (after, upto], oldest first. Records are kept for a limited time, so the
+        oldest ops may belong to none."""
+        return [
+            FlushRange(before, last, source, Lsn(lsn), committed_us)
+            for before, last, source, lsn, committed_us in self._db.rows(_FLUSHES, after, upto)
+        ]
 
-def end(db: Cursor, after: OpId, upto: OpId, ops: int) -> OpId:
-    """See `Store.history_end`."""
-    ids = db.rows(_LOWEST.format(join_all=db.dialect.join_all), after, upto, ops + 1)
-    lowest = Lowest((op_id for (op_id,) in ids), ops + 1)
-    for first, _, blob in db.rows(_PLACES.format(sealed="s.sealed"), after, upto):
-        if lowest.is_beyond(first):
-            break
-        ((bodies,),) = db.rows("select bodies from segment_blobs where id = ?", blob)
-        for op_id, _ in _lines(first, True, bodies):
-            if after < op_id <= upto:
-                lowest.add(op_id)
-    places = db.rows(_PLACES.format(sealed="not s.sealed"), after, upto)
-    runs = [(max(first, after + 1), min(last, upto)) for first, last, _ in places]
-    found = nth(lowest.sorted(), runs, ops, upto)
-    if found == upto:
-        return upto
-    flush = "select max(last_op) from flushes where last_op > ? and last_op <= ?"
-    return OpId(_number(db, flush, after, found) or found)
+    def flushed_at(self, op: OpId) -> int | None:
+        """The `committed_us` of the recorded flush that ended with this op. None if none did."""
+        row = self._db.one("select committed_us from flushes where last_op = ?", op)
+        return None if row is None else int(row[0])
 
+    def knows_flushes_before(self, op: OpId) -> bool:
+        """Whether flushes that ended before this op are still recorded."""
+        return self._db.one("select 1 from flushes where last_op < ? limit 1", op) is not None
 
-def flushes(db: Cursor, after: OpId, upto: OpId) -> list[FlushRange]:
-    """See `Store.read_flushes`."""
-    return [
-        FlushRange(before, last, source, Lsn(lsn), committed_us)
-        for before, last, source, lsn, committed_us in db.rows(_FLUSHES, after, upto)
-    ]
+    def live(self) -> Iterator[list[HistoryOp]]:
+        """The PUTs of the rows that are in a bucket, each with its own op id, in batches."""
+        upto, key = checkpoint(self._db).op_id, -1
+        query = f"select id, name, definition from buckets where id > ? order by id limit {_BUCKETS_AT_ONCE}"
+        while found := self._db.rows(query, key):
+            for key, name, definition in found:
+                puts = standing(self._backwards(key, upto))
+                yield from batches(HistoryOp(op_id, name, definition, line) for op_id, line in puts)
 
+    def tables(self) -> list[StoredTable]:
+        """The tables of all sources that have current rows."""
+        return all_active(self._db)
 
-def live(db: Cursor, checkpoint: OpId, where: HistoryFilter, part: Slice) -> Iterator[list[HistoryOp]]:
-    """See `Store.read_standing`."""
-    condition, names = _condition(db, where)
-    query = f"select b.id, b.name, b.definition, b.compacted_op from buckets b where b.id % ?1 = ?2{condition}"
-    for key, name, definition, compacted in db.rows(query, part.count, part.number, *names):
-        if compacted > checkpoint:
-            raise state_overtaken_error(name, checkpoint)
-        puts = standing(_backwards(db, key, checkpoint))
-        yield from batches(HistoryOp(op_id, name, definition, line) for op_id, line in puts)
+    def rows(self, table: StoredTable) -> Iterator[list[PlacedRow]]:
+        """The current rows of a table, in batches."""
+        placed = self._db.dialect.placed_rows
+        return placed(self._db, table.id, 0, _NO_PLACE, count=_ROWS_AT_ONCE, batch_bytes=BATCH_BYTES)
 
-
-def _backwards(db: Cursor, bucket: int, upto: int) -> Iterator[Line]:
-    """A bucket's ops from `upto` backwards."""
-    for first, last, sealed, bodies in db.stream(_BACKWARDS.format(key=db.dialect.segment_key), bucket, upto):
-        yield from db.stream(_HOT_BACKWARDS, bucket, last, upto)
-        yield from reversed([line for line in _lines(first, sealed, bodies) if line[0] <= upto])
-        upto = min(upto, first - 1)
-    yield from db.stream(_HOT_BACKWARDS, bucket, 0, upto)
-
-
-def check_not_overtaken(db: Cursor, where: HistoryFilter, since: OpId) -> None:
-    """Raise OvertakenError when ops after `since` were merged."""
-    condition, names = _condition(db, where)
-    row = db.one(f"select b.name, b.compacted_op {_MERGED}{condition} limit 1", since, *names)
-    if row is not None:
-        raise overtaken_error(row[0], since, OpId(row[1]))
-
-
-def _condition(db: Cursor, where: HistoryFilter) -> tuple[str, list[Value]]:
-    """An SQL condition, with its values, that selects the requested buckets; for a statement with `buckets b`."""
-    columns = {"definition": where.definitions, "name": where.buckets}
-    chosen = {column: list(names) for column, names in columns.items() if names}
-    condition = "".join(f" and b.{column} {db.dialect.among}" for column in chosen)
-    return condition, list(chosen.values())
+    def _backwards(self, bucket: int, upto: int) -> Iterator[Line]:
+        """A bucket's ops from `upto` backwards."""
+        query = _BACKWARDS.format(key=self._db.dialect.segment_key)
+        for first, last, sealed, bodies in self._db.stream(query, bucket, upto):
+            yield from self._db.stream(_HOT_BACKWARDS, bucket, last, upto)
+            yield from reversed([line for line in _lines(first, sealed, bodies) if line[0] <= upto])
+            upto = min(upto, first - 1)
+        yield from self._db.stream(_HOT_BACKWARDS, bucket, 0, upto)
 
 
 def _lines(first: int, sealed: bool, bodies: bytes) -> list[Line]:
     if not isinstance(bodies, bytes):
         raise StoreError("a segment is damaged", f"segment from op {first}", "move the store away to build a new one")
     return segment_lines(first, bool(sealed), bodies)
-
-
-def _number(db: Cursor, query: str, *values: Value) -> int:
-    """A single number; 0 for no row or null."""
-    row = db.one(query, *values)
-    return 0 if row is None else int(row[0] or 0)

@@ -105,6 +105,11 @@ def active(db: Cursor, source: str) -> list[StoredTable]:
     return _load(db, "source = ? and state = 'active'", source)
 
 
+def all_active(db: Cursor) -> list[StoredTable]:
+    """The active generations of all sources."""
+    return _load(db, "state = 'active'")
+
+
 def _load(db: Cursor, condition: str, *values: Value) -> list[StoredTable]:
     """Generations that satisfy `condition`, by id."""
     query = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"

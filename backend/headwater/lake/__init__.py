@@ -1,0 +1,1 @@
+"""The store as tables of Parquet files, for programs that are no devices."""
