@@ -52,7 +52,7 @@ def check(root: Path, store: WrittenStore) -> None:
 
 def test_lake_follows_store(lived: WrittenStore, root: Path) -> None:
     done = export(lived.address, root)
-    assert (done.ops, done.snapshot) == (len(ops_of(root)), True)
+    assert (done.ops, done.snapshot, done.complete) == (len(ops_of(root)), True, True)
     check(root, lived)
     files = {path: path.stat().st_mtime_ns for path in (root / "ops").iterdir()}
     assert len(files) > 3
@@ -85,7 +85,8 @@ def test_stop_within_round(lived: WrittenStore, root: Path, files: int) -> None:
     written = list[Manifest]()
     store = open_store(lived.address)
     with open_lake(root, manifest_of(root)["store"]) as lake:
-        Exporter(store, lake, lambda: len(written) == files, written.append, 300).run_round(0)
+        done = Exporter(store, lake, lambda: len(written) == files, written.append, 300).run_round(0)
+    assert (done.snapshot, done.complete) == (False, False)
     found = manifest_of(root)
     assert found["position"] > found["checkpoint"], "it has a part of what is new"
     assert shown(devices_of(root)) == before, "which does not count yet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,12 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.cli.config import load_config
+from headwater.cli.lake.export import run
+from headwater.config import ConfigSource
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.errors import HeadwaterError
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from tests.integration.followed_source import SmallDisk
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import Deploy, Deployment
@@ -180,6 +186,39 @@ def test_full_disk_of_lake(
     assert running.wait() == 0
     assert once(config, root).code == 0
     assert shown(assert_is_store(root, written.address)) == written.standing()
+
+
+def test_store_that_is_away(
+    postgres_with: Callable[[], EmbeddedPostgres], launch_module: Launch, tmp_path: Path, root: Path
+) -> None:
+    server = postgres_with()
+    with closing(WrittenStore(PostgresAddress(server.dsn(), "kept", "test"))) as written:
+        written.publish({"1": (A, "x")})
+        config = config_for(tmp_path, written.address)
+    server.stop()
+    assert once(config, root).code == 75
+    running = export_in(launch_module, config, root, "--every", "1s", "--snapshot-every", "1s")
+    running.wait_for("[HW_4008]")
+    server.start()
+    running.wait_for(" at op ")
+    assert shown(assert_is_store(root, written.address)) == written.standing()
+    server.restart()
+    with closing(WrittenStore(written.address)) as written:
+        written.write({"2": (B, "y")})
+    running.wait_for("2 ops added, snapshot of 2 rows")
+    running.ask_to_end()
+    assert running.wait() == 0
+
+
+@pytest.mark.parametrize("new_address", ["sqlite"], indirect=True)
+def test_stop_of_single_round(written: WrittenStore, tmp_path: Path, root: Path) -> None:
+    config = load_config(ConfigSource(None, config_for(tmp_path, written.address), None), {}, tmp_path)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(HeadwaterError, match=r"HW_4005.*run it again, which continues here"):
+        run(config, stop, str(root), every=1, snapshot_every=0, once=True, reset=False)
+    run(config, threading.Event(), str(root), every=1, snapshot_every=0, once=True, reset=False)
+    assert_is_store(root, written.address)
 
 
 @pytest.mark.parametrize("new_address", ["sqlite"], indirect=True)

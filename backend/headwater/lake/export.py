@@ -39,10 +39,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round added: a number of ops, and whether a snapshot."""
+    """What a round added: a number of ops, and whether a snapshot. It is not `complete` if it was stopped before."""
 
     ops: int
     snapshot: bool
+    complete: bool
 
 
 class _StoppedError(Exception):
@@ -67,15 +68,16 @@ class Exporter:
         with self.store.open_history() as view:
             state = view.state()
             _check_continues(self.lake, state, view)
-            files, snapshot = self.lake.manifest.files, False
+            files, snapshot, complete = self.lake.manifest.files, False, False
             with suppress(_StoppedError):
                 self._add_ops(view, state)
                 if _is_snapshot_due(self.lake.manifest, snapshot_age):
                     self._add_snapshot(view)
                     snapshot = True
+                complete = True
         now = self.lake.manifest
         ops = sum(file.rows for path, file in now.files.items() if path.startswith("ops/") and path not in files)
-        return Round(ops, snapshot)
+        return Round(ops, snapshot, complete)
 
     def _add_ops(self, view: HistoryReader, state: HistoryState) -> None:
         draft = self.lake.manifest

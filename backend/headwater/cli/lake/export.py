@@ -32,13 +32,15 @@ def run(
     reset: bool,
 ) -> None:
     """Export a round every so many seconds until `stop` is set, or one. What may succeed later is told and tried again,
-    unless it is to be done `once`. Raises HW_8101, and the errors of `lake.export` and `lake.directory`."""
+    unless it is to be done `once`. Raises HW_8101, HW_4005 when `stop` was set before a single round was complete, and
+    the errors of `lake.export` and `lake.directory`."""
     if "://" in directory:
         fix = "export to a local directory, and copy or mount that"
         raise LakeDirectoryError("it is not on this machine, where files can be renamed in one step", directory, fix)
-    root, store = Path(directory), store_of(config)
+    root, complete = Path(directory), False
     while not stop.is_set():
         try:
+            store = store_of(config)
             with machine_errors(), store.open_history() as view:
                 identity = view.state().store
             with machine_errors(), open_lake(root, identity, reset=reset) as lake:
@@ -47,14 +49,20 @@ def run(
                 while not stop.is_set():
                     done = exporter.run_round(snapshot_every)
                     click.echo(_line(done, lake.manifest))
+                    complete = done.complete
                     if once:
-                        return
+                        break
                     stop.wait(every)
         except HeadwaterError as error:
             if once or error.kind is not Kind.RETRY:
                 raise
             click.echo(f"headwater: {error}", err=True)
             stop.wait(every)
+        if once:
+            break
+    if once and not complete:
+        fix = "run it again, which continues here"
+        raise HeadwaterError("the export was stopped before it was complete", directory, fix, code="HW_4005")
 
 
 class _Progress:
