@@ -33,7 +33,7 @@ from tests.support.waiting import wait_until
 from tests.support.written_store import WrittenStore, compact, shown
 
 A, B = 'todos["a"]', 'todos["b"]'
-POINTS = ("lake.after_file", "lake.after_next", "lake.after_name", "lake.after_commit")
+LAKE_POINTS = ("lake.after_file", "lake.after_next", "lake.after_name", "lake.after_commit")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def export_in(launch_module: Launch, config: Path, root: Path, *options: str, fa
     return launch_module("headwater", *arguments, failpoint=failpoint)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", LAKE_POINTS)
 @pytest.mark.parametrize("new_address", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)], indirect=True)
 def test_kill_within_round(
     written: WrittenStore, launch_module: Launch, tmp_path: Path, root: Path, point: str
