@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -15,6 +15,7 @@ from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, Mark
 from headwater.config.origin import from_file
 from headwater.config.reader import GIVE_ANOTHER, ConfigFindings, Section
 from headwater.errors import HeadwaterError
+from headwater.insight.words import count
 from headwater.source.connect import SourceSettings, known_pooler, shared_publications
 from headwater.source.registry import registered
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -190,6 +191,7 @@ def read_sources(replication: Section, directory: Path, environment: Mapping[str
             wrong, rows = [rows], []
         else:
             wrong = [] if rows else ["it is empty, which counts as a mistake"]
+        warnings: list[tuple[int, ConfigIssue]] = []
         for number, (row, mark) in enumerate(rows, 1):
             findings = ConfigFindings()
             item = Section({**defaults, **row}, f"row {number}", mark, findings)
@@ -199,9 +201,22 @@ def read_sources(replication: Section, directory: Path, environment: Mapping[str
                 wrong.append(str(replace(findings.errors[0], mark=None, code="")))
             elif settings is not None:
                 sources.append(settings)
+                warnings += [(number, each) for each in findings.warnings]
+        for warning in _told_once(warnings):
+            section.warn(f"{place}: {warning}")
         more = [f"{len(wrong) - _ROWS_TOLD} more rows have errors"] if len(wrong) > _ROWS_TOLD else []
         unread += [f"[HW_7011] {section.path}, {place}: {why}" for why in [*wrong[:_ROWS_TOLD], *more]]
     return ReadSources(tuple(sources), bool(lists), tuple(unread))
+
+
+def _told_once(warnings: Iterable[tuple[int, ConfigIssue]]) -> Iterator[str]:
+    """The warnings of rows, by their numbers, each once: all rows may have one from the same defaults."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for number, each in warnings:
+        rows.setdefault((each.key.partition(".")[2], each.what), []).append(number)
+    for (key, what), (first, *others) in rows.items():
+        alike = f" (and {count(len(others), 'more row')} alike)" if others else ""
+        yield f"row {first}.{key}: {what}{alike}"
 
 
 def _another(section: Section, sources: Iterable[SourceSettings], batch_mb: int) -> SourceSettings | None:

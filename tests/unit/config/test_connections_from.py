@@ -29,6 +29,10 @@ def load(folder: Path, text: str | None, upload: Mapping[str, object] | None = N
     return load_config(ConfigSource(path=path), {}, folder)
 
 
+def warnings(config: ServiceConfig) -> list[str]:
+    return [each for each in config.warnings if each.startswith("replication")]
+
+
 def names(config: ServiceConfig) -> list[str]:
     return [source.name for source in config.sources]
 
@@ -85,6 +89,20 @@ def test_wrong_row_stops_no_other(tmp_path: Path) -> None:
     assert names(config) == ["main", "tenants/acme", "tenants/globex"]
     assert len(config.unread_lists) == 6
     assert config.unread_lists[-1].endswith("2 more rows have errors")
+
+
+def test_warnings_of_rows(tmp_path: Path) -> None:
+    unverified = [each.replace("{", "{sslmode: require, ") for each in (ACME, GLOBEX)]
+    config = load(tmp_path, f"- {unverified[0]}\n- {unverified[1]}")
+    (warning,) = warnings(config)
+    assert warning.startswith("replication.connections_from[0]: tenants.yaml: row 1.sslmode: require encrypts, but")
+    assert warning.endswith("(and 1 more row alike)")
+    assert "hush" not in warning
+
+
+def test_row_that_is_left_out_has_no_warnings(tmp_path: Path) -> None:
+    wrong = ACME.replace("{", "{sslmode: require, port: 1, ")
+    assert warnings(load(tmp_path, f"- {wrong}\n- {GLOBEX}")) == []
 
 
 def test_uploads_to_a_source_that_is_not_known(tmp_path: Path) -> None:
