@@ -134,6 +134,19 @@ def test_transaction_of_two_sources_is_refused_whole(two: TwoSources) -> None:
     assert two.found() == ([], [("3", "deal")]), "the queue goes on"
 
 
+def test_write_to_a_listed_source_that_is_gone_is_refused(two: TwoSources) -> None:
+    given = {"role": two.role, "tables": {"notes": {}, "deals": {"source": "crm"}}}
+    made, warnings = read_uploads(given, two.sources[:1], listed=True)
+    assert made is not None, warnings
+    prepare_uploads(made)
+    device = two.uploads(waits_never(made)).device()
+    (answer,) = device.answers(device.transaction(deal("1")))
+    assert (answer["outcome"], answer["error"]["code"], answer["error"]["type"]) == ("parked", "HW_6110", "deals")
+    assert "source is not among the connections at present" in answer["error"]["description"]
+    device.applied(note("1"))
+    assert two.found() == ([("1", "note")], [])
+
+
 def test_split_applies_each_part_once(two: TwoSources) -> None:
     device = two.uploads(across_sources="split").device()
     sent = device.transaction(note("1"), deal("1"), note("2"))

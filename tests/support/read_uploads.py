@@ -12,11 +12,13 @@ from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import UploadSettings
 
 
-def read_uploads(upload: dict[str, Any], sources: Sequence[SourceSettings]) -> tuple[UploadSettings | None, list[str]]:
-    """The settings, None if there are errors; and the errors."""
+def read_uploads(
+    upload: dict[str, Any], sources: Sequence[SourceSettings], *, listed: bool = False
+) -> tuple[UploadSettings | None, list[str]]:
+    """The settings, None if there are errors; and the errors, or else the warnings."""
     findings = ConfigFindings()
-    found = read_upload(Section({"upload": _node(upload)}, "", None, findings), sources)
-    return None if findings.errors else found, [str(each) for each in findings.errors]
+    found = read_upload(Section({"upload": _node(upload)}, "", None, findings), sources, listed=listed)
+    return None if findings.errors else found, [str(each) for each in findings.errors or findings.warnings]
 
 
 def _node(value: Any) -> ConfigNode:

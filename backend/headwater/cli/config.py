@@ -255,7 +255,7 @@ def _read(
     with root.section("metrics") as metrics:
         metrics_host = metrics.text("host") or "127.0.0.1"
     right, unread = len(findings.errors), read.unread
-    upload = read_upload(root, sources)
+    upload = read_upload(root, sources, listed=read.listed and not unread)
     if unread and len(findings.errors) > right:  # probably, it names a source that is not known
         unread = (*unread, f"[HW_7011] no upload is taken meanwhile, for {findings.errors[right]}")
         del findings.errors[right:]

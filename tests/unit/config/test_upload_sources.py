@@ -159,3 +159,47 @@ def test_across_sources() -> None:
     assert uploads({"t": {}}, TWO, across_sources="split").split
     _, errors = read_uploads({"role": "app", "tables": {"t": {}}, "across_sources": "maybe"}, TWO)
     assert "refuse, split" in "\n".join(errors)
+
+
+GONE = "what devices write to it is refused"
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ({"source": "crm"}, "upload.tables.t.source: there is no source crm"),
+        ({"source": "crm", "shard": {"claim": "tenant"}}, "upload.tables.t.source: there is no source crm"),
+        ({"table": "crm.shop.t"}, "upload.tables.t.table: there is no source crm"),
+        (
+            {"source": "orders", "shard": {"claim": "region", "map": {"eu": "eu", "us": "us", "asia": "jp"}}},
+            "upload.tables.t.shard.map: asia: there is no shard jp of orders",
+        ),
+    ],
+)
+def test_table_of_a_listed_source_that_is_gone(table: dict[str, Any], key: str) -> None:
+    upload = {"role": "app", "tables": {"own": {}, "t": table}}
+    found, warnings = read_uploads(upload, GROUP, listed=True)
+    assert found is not None
+    assert warnings == [f"{key} at present: {GONE}"]
+    assert "own" in found.by_source()["default"].tables
+
+
+def test_shard_that_is_left_gets_no_rows_of_others() -> None:
+    """Without targets, whatever devices send would go to the only source."""
+    table = {"source": "orders", "shard": {"claim": "region"}}
+    found, warnings = read_uploads({"role": "app", "tables": {"t": table}}, GROUP[1:2], listed=True)
+    assert found is not None, warnings
+    assert found.targets == {"t": UploadTarget(("orders/eu",), claim=("region",), shards={"eu": "orders/eu"})}
+
+
+def test_login_for_a_listed_source_that_is_gone() -> None:
+    upload = {"role": "app", "sources": {"crm": {"role": "crm_app"}}, "tables": {"own": {}}}
+    found, warnings = read_uploads(upload, ONE, listed=True)
+    assert found is not None
+    assert warnings == ["upload.sources.crm: there is no source crm at present: it says nothing"]
+
+
+def test_all_sources_of_uploads_are_gone() -> None:
+    found, warnings = read_uploads({"role": "app", "tables": {"t": {"source": "crm"}}}, ONE, listed=True)
+    assert found is None
+    assert "no upload is taken meanwhile" in warnings[-1]

@@ -15,20 +15,25 @@ _POLICIES = (Conflict.LAST_WRITE_WINS.value, Conflict.REJECT_CHANGED.value)
 _OPERATIONS = tuple(each.value for each in Operation)
 
 
-def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSettings | None:
-    """Read the section; None when it is missing. Adds errors to the findings."""
+def read_upload(root: Section, sources: Sequence[SourceSettings], *, listed: bool = False) -> UploadSettings | None:
+    """Read the section; None when it is missing, or only names sources that are gone. Adds errors to the findings. A
+    source that is not there is one unless some are `listed`, and so come and go: then it is a warning, and what devices
+    write to its tables is refused."""
     if "upload" not in root:
         return None
     section = root.section("upload")
     general = _access(section)
-    single = _single(section, sources)
-    tables = {name: _table(name, each, sources) for name, each in section.named("tables").items()}
+    known = _Known(sources, listed)
+    single = _single(section, known)
+    tables = {name: _table(name, each, known) for name, each in section.named("tables").items()}
     if not tables:
         section.error("no table is allowed", "tables", fix="name those that devices may write: tables: {todos: {}}")
     split = section.choice("across_sources", "refuse", ("refuse", "split")) == "split"
     if not sources:
         return None  # an error that is reported elsewhere
-    targets = {name: target for name, (_, target) in tables.items()} if len(sources) > 1 else {}
+    targets = {name: target for name, (_, target) in tables.items()}
+    if len(sources) == 1 and not any(target.shards or not target.sources for target in targets.values()):
+        targets = {}
 
     def of(source: SourceSettings) -> UploadSettings:
         its = {name: rule for name, (rule, target) in tables.items() if source.name in target.sources}
@@ -40,6 +45,9 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
     _require_roles(section, by_source)
     first = section.read(by_source[0])
     section.refuse_unknown()
+    if listed and not any(each.tables for each in by_source):
+        section.warn("no source of a table is among the connections: no upload is taken meanwhile", "tables")
+        return None
     others = [replace(first, login=its.login, role=its.role, tables=its.tables) for its in by_source[1:] if its.tables]
     return replace(first, others=tuple(others))
 
@@ -77,30 +85,50 @@ def _access(section: Section) -> _Access:
     return _Access(section.path, section.text("role") or "", user, password or "")
 
 
-def _single(section: Section, sources: Sequence[SourceSettings]) -> dict[str, _Access]:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The sources that there are now; with `listed`, others may come and go."""
+
+    sources: Sequence[SourceSettings]
+    listed: bool
+
+    def called(self, name: str) -> list[str]:
+        """The names of the sources that a name means."""
+        return [source.name for source in self.sources if source.is_called(name)]
+
+    def lacks(self, section: Section, what: str, key: str = "", *, fix: str, instead: str) -> None:
+        """Report that a source is not there, unless there is none at all, which is reported elsewhere. `instead` says
+        what happens while one of a list is gone."""
+        if self.listed:
+            section.warn(f"{what} at present: {instead}", key)
+        elif self.sources:
+            section.error(what, key, fix=fix)
+
+    def __str__(self) -> str:
+        """All that sources can be called, tags first."""
+        return ", ".join(dict.fromkeys([*(each.tag for each in self.sources), *(each.name for each in self.sources)]))
+
+
+def _single(section: Section, known: _Known) -> dict[str, _Access]:
     """What is said of single sources, by their names. A tag means all its shards that are not named themselves."""
     given = section.named("sources")
     found: dict[str, _Access] = {}
     for name, own in given.items():
-        names = [source.name for source in sources if source.is_called(name)]
-        if not names and sources:
-            own.error(f"there is no source {redacted(name)}", fix=f"name one of: {_listed(sources)}")
+        names = known.called(name)
+        if not names:
+            fix = f"name one of: {known}"
+            known.lacks(own, f"there is no source {redacted(name)}", fix=fix, instead="it says nothing")
         access = _access(own)
         own.refuse_unknown()
         found |= {each: access for each in names if each == name or each not in given}
     return found
 
 
-def _listed(sources: Sequence[SourceSettings]) -> str:
-    """All that sources can be called, tags first."""
-    return ", ".join(dict.fromkeys([*(each.tag for each in sources), *(each.name for each in sources)]))
-
-
 _ADD_ROLE = "add one, such as role: app_user, which `headwater source prepare --upload` creates"
 
 
-def _table(name: str, section: Section, sources: Sequence[SourceSettings]) -> tuple[TableRule, UploadTarget]:
-    target, schema, table = _target(name, section, sources)
+def _table(name: str, section: Section, known: _Known) -> tuple[TableRule, UploadTarget]:
+    target, schema, table = _target(name, section, known)
     policy, function = _conflict(section)
     drop, renamed = _unknown_columns(section)
     rule = section.read(
@@ -121,32 +149,33 @@ def _table(name: str, section: Section, sources: Sequence[SourceSettings]) -> tu
     return rule, target
 
 
-def _target(name: str, section: Section, sources: Sequence[SourceSettings]) -> tuple[UploadTarget, str, str]:
+def _target(name: str, section: Section, known: _Known) -> tuple[UploadTarget, str, str]:
     """Where a table is: its source or shards, its schema and its name. The source is that of `source`, or else what
     `table` begins with, or else the one that sync configs mean, too: the only one, or `default`."""
     key = "table" if "table" in section else ""
     schema, _, table = (section.text("table") or name).rpartition(".")
+    sources = known.sources
     tags = dict.fromkeys(source.tag for source in sources)
     wanted = section.text("source")
     tag, dot, below = schema.partition(".")
-    if wanted is None and tag in tags and (dot or len(sources) > 1):
+    if wanted is None and ((tag in tags and (dot or len(sources) > 1)) or (dot and known.listed)):
         wanted, schema = tag, below
     if wanted is None:
         wanted = sources[0].tag if len(tags) == 1 else _DEFAULT
-    names = [source.name for source in sources if source.is_called(wanted)]
-    if not names and sources:
-        listed = _listed(sources)
-        if "source" in section:
-            section.error(f"there is no source {redacted(wanted)}", "source", fix=f"name one of: {listed}")
-        else:
-            section.error("does not say which source the table is in", key, fix=f"add `source`, one of: {listed}")
-    return _shards(section, wanted, names), schema, table
+    names = known.called(wanted)
+    if not names and ("source" in section or known.listed):
+        at, fix = "source" if "source" in section else key, f"name one of: {known}"
+        known.lacks(section, f"there is no source {redacted(wanted)}", at, fix=fix, instead=_REFUSED)
+    elif not names and sources:
+        section.error("does not say which source the table is in", key, fix=f"add `source`, one of: {known}")
+    return _shards(section, wanted, names, known), schema, table
 
 
 _DEFAULT = "default"
+_REFUSED = "what devices write to it is refused"
 
 
-def _shards(section: Section, tag: str, names: Sequence[str]) -> UploadTarget:
+def _shards(section: Section, tag: str, names: Sequence[str], known: _Known) -> UploadTarget:
     """What tells the shard of a row, if the table is in several."""
     if "shard" not in section:
         if len(names) > 1:
@@ -163,10 +192,11 @@ def _shards(section: Section, tag: str, names: Sequence[str]) -> UploadTarget:
         given = rule.pairs("map")
         for value, shard in given.items():
             if shard not in shards:
-                rule.error(f"{redacted(value)}: there is no shard {redacted(shard)} of {redacted(tag)}", "map")
+                what = f"{redacted(value)}: there is no shard {redacted(shard)} of {redacted(tag)}"
+                known.lacks(rule, what, "map", fix="", instead=_REFUSED)
         shards = {value: shards[shard] for value, shard in given.items() if shard in shards}
     rule.refuse_unknown()
-    if len(names) < 2:
+    if len(names) < 2 and not known.listed:
         section.error(f"{redacted(tag)} has no shards to choose among", "shard", fix="remove it")
     path = tuple((claim or "").split(".")) if claim else ()
     return UploadTarget(tuple(names), path, column or "", shards)

@@ -13,8 +13,11 @@ from headwater.source.upload.settings import UploadSettings, UploadTarget
 
 
 def source_of(target: UploadTarget, device: Device, fields: Mapping[str, object]) -> str:
-    """The name of the source that an entry with these fields is for. Raises HW_6134 when no shard is meant, HW_6135
-    when the app does not send what tells the shard."""
+    """The name of the source that an entry with these fields is for. Raises HW_6110 when it is not among the
+    connections, HW_6134 when no shard is meant, HW_6135 when the app does not send what tells the shard."""
+    if not target.sources:
+        what = "the table's source is not among the connections at present"
+        raise UploadRefusedError(what, str(fields.get("type")), code="HW_6110")
     if len(target.sources) == 1 and not target.shards:
         return target.sources[0]
     if target.claim:
