@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from headwater.bulk.contract import BulkProgress
@@ -358,27 +358,47 @@ class _Turns:
     """One event for each time that the lease is held. Setting `stop` sets the present one, until `close`."""
 
     def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self._closed = threading.Event()
+        self._relay = _relay_of(stop)
         self._ended = threading.Event()
-        threading.Thread(target=self._wait, name="stop", daemon=True).start()
 
     def begin(self) -> threading.Event:
         """The event of the next time."""
+        self.close()
         self._ended = threading.Event()
-        if self._stop.is_set():
-            self._ended.set()
+        self._relay.add(self._ended)
         return self._ended
 
     def close(self) -> None:
-        """End the thread, within `_WAIT` seconds: a source that fails comes here again and again."""
-        self._closed.set()
+        self._relay.discard(self._ended)
+
+
+class _Relay:
+    """Sets others once `stop` is set, from a thread that all sources of a process share and that sleeps until then."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._others: set[threading.Event] = set()
+        threading.Thread(target=self._wait, name="stop", daemon=True).start()
+
+    def add(self, other: threading.Event) -> None:
+        with self._lock:
+            self._others.add(other)
+        if self._stop.is_set():  # the thread may have passed it on before
+            other.set()
+
+    def discard(self, other: threading.Event) -> None:
+        with self._lock:
+            self._others.discard(other)
 
     def _wait(self) -> None:
-        while not self._closed.is_set():
-            if self._stop.wait(_WAIT):
-                self._ended.set()
-                return
+        self._stop.wait()
+        with self._lock:
+            for other in self._others:
+                other.set()
+
+
+_relay_of = cache(_Relay)
 
 
 class _LeaseKeeper:

@@ -37,5 +37,7 @@ def test_attempts_leave_no_threads(tmp_path: Path) -> None:
     for _ in range(10):
         with pytest.raises(StoreError):
             replicator.run(stop)
-    wait_until(lambda: threading.active_count() <= before, "the threads of former attempts to end", seconds=10)
+    shared = 1  # waits for `stop`
+    wait_until(lambda: threading.active_count() <= before + shared, "the threads of former attempts to end", seconds=10)
+    stop.set()
     store.close()
