@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,8 +35,14 @@ pragma wal_autocheckpoint = 4000;
 pragma journal_size_limit = 33554432;  -- a WAL that a large transaction has grown shrinks again with the next one
 """
 
+_CACHES_KIB = 128 << 10
+"""What the caches of all writers of a process that hold a lease may take together: each of a hundred sources has one.
+SQLite's own limit for that, of its heap, costs each of them a sixth of its speed."""
+
+_LEAST_KIB = 8 << 10
+_SMALL_KIB = 256
+
 _LIVE = """
-pragma cache_size = -131072;
 pragma temp_store = memory;
 pragma threads = 0;
 """
@@ -55,9 +62,10 @@ pragma mmap_size = 1073741824;
 """
 
 
-def open_writer(path: Path) -> apsw.Connection:
+def open_writer(path: Path, *, small: bool = False) -> apsw.Connection:
     """A connection that may write, creating the file if needed, for its owner alone: it has all rows, and the secret.
-    It refuses to commit once its files were removed or replaced. Raises StoreError."""
+    It refuses to commit once its files were removed or replaced. `small`: it only ever touches a few pages, and keeps
+    no more. Raises StoreError."""
     with suppress(OSError):  # SQLite reports it
         path.touch(mode=0o600)  # its log and its index get the rights of the file
     with sqlite_errors(path):
@@ -65,6 +73,7 @@ def open_writer(path: Path) -> apsw.Connection:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise SQLite plans a query again for each value
         _prepare(connection)
+        _cache(connection, _SMALL_KIB if small else shares.kib)
         _checked(connection, path)
         OpenedFiles(path).guard(connection)
         return connection
@@ -83,6 +92,61 @@ def _prepare(connection: apsw.Connection) -> None:
             time.sleep(_AGAIN_SECONDS)
         else:
             return
+
+
+def _cache(connection: apsw.Connection, kib: int) -> None:
+    connection.execute(f"pragma cache_size = -{kib}").fetchall()
+
+
+class CacheShares:
+    """Divides the memory for caches among the writers of a process that hold leases. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+
+    @property
+    def kib(self) -> int:
+        """What a writer may take now."""
+        return max(_CACHES_KIB // max(1, self._holders), _LEAST_KIB)
+
+    def enter(self) -> None:
+        """Count another writer."""
+        with self._lock:
+            self._holders += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._holders -= 1
+
+
+shares = CacheShares()
+
+
+class SharedCache:
+    """The cache of one writer, which shares while the writer holds a lease. Not thread-safe."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._kib = 0
+        self._shares = False
+
+    def share(self) -> None:
+        if not self._shares:
+            self._shares = True
+            shares.enter()
+
+    def leave(self) -> None:
+        if self._shares:
+            self._shares = False
+            shares.leave()
+
+    def fit(self) -> None:
+        """Take what is our share by now. Called before the connection is used."""
+        if self._kib != (kib := shares.kib):
+            self._kib = kib
+            with sqlite_errors(Path(self._connection.filename)):
+                _cache(self._connection, kib)
 
 
 def open_reader(path: Path) -> apsw.Connection:
@@ -170,12 +234,13 @@ def _move_away(path: Path) -> str:
 @contextmanager
 def sorting(connection: apsw.Connection) -> Iterator[None]:
     """Meanwhile, indexes of large tables are created with little memory, on two cores. Not within a transaction."""
+    ((before,),) = connection.execute("pragma cache_size").fetchall()
     connection.execute(_SORTING).fetchall()
     use_own_disk(connection)
     try:
         yield
     finally:
-        connection.execute(_LIVE).fetchall()
+        connection.execute(f"{_LIVE}pragma cache_size = {before}").fetchall()
 
 
 def use_own_disk(connection: apsw.Connection) -> None:

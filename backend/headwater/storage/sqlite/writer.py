@@ -15,7 +15,7 @@ from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.cursor import Cursor
 from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite import bulk
-from headwater.storage.sqlite.connection import OpenedFiles, open_writer
+from headwater.storage.sqlite.connection import OpenedFiles, SharedCache, open_writer
 from headwater.storage.sqlite.cursor import SqliteCursor, open_writes
 from headwater.storage.sqlite.flush import SqliteFlush
 from headwater.storage.sqlite.migrate import migrate
@@ -33,7 +33,8 @@ class SqliteWriter(StoreWriter):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"the store's directory can't be created: {error.strerror}", str(directory)) from error
-        connections = open_writer(path), open_writer(path)
+        connections = open_writer(path), open_writer(path, small=True)
+        self._cache = SharedCache(connections[0])
         self._waker = Waker(directory)
         self._db, self._lease_db = (SqliteCursor(each, self._waker.wake) for each in connections)
         self._lease_lock = threading.Lock()
@@ -49,6 +50,7 @@ class SqliteWriter(StoreWriter):
 
     @contextmanager
     def _work(self) -> Iterator[SqliteCursor]:
+        self._cache.fit()
         yield self._db
 
     @contextmanager
@@ -66,13 +68,20 @@ class SqliteWriter(StoreWriter):
 
     # leases
 
+    def acquire(self, name: str, owner: str, ttl: float) -> Lease:
+        lease = super().acquire(name, owner, ttl)
+        self._cache.share()
+        return lease
+
     def release(self, lease: Lease) -> None:
         super().release(lease)
+        self._cache.leave()
         self._close_status()
 
     # live replication
 
     def begin(self, lease: Lease) -> SqliteFlush:
+        self._cache.fit()
         with self._db.errors():
             return SqliteFlush(self._db, lease, self._known_buckets, self._committed)
 
@@ -120,6 +129,7 @@ class SqliteWriter(StoreWriter):
 
     def close(self) -> None:
         self._close_status()
+        self._cache.leave()
         self._db.close()
         self._lease_db.close()
         self._waker.close()
