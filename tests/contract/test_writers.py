@@ -186,7 +186,10 @@ def test_heartbeat(
     reader = open_reading(writer)
     assert reader.replicator_status("nobody") == ReplicatorStatus()
     assert reader.replicator_status(writer.source).text == ""
-    assert reader.replicator_status(writer.source).runs
+    heard = reader.replicator_status(writer.source)
+    assert (heard.runs, heard.holder) == (True, writer.lease.owner)
+    assert heard.held is not None
+    assert 0 <= heard.held < 60
     writer.bootstrap({})
     with writer.rolled_back():
         for text in ("first", "a longer one " * 20_000, "last, “with” more than ASCII"):

@@ -28,6 +28,7 @@ from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 STALE_SECONDS = 7.0
 """An older fact says nothing about now. Each is refreshed every two seconds."""
 
+_FIRST_REPORT_SECONDS = 30.0  # from taking the lease; it is made at once
 _LONG_SECONDS = 5.0  # what has not been stored for longer is a large transaction
 _STUCK_SECONDS = 3.0  # while one is stored, the stream is read more often
 _READ_SECONDS = 4.0  # the stream is read every two seconds, also when it brings nothing
@@ -190,8 +191,8 @@ def find_status(source: str, heard: ReplicatorStatus, log_end: LogEnd | None, no
     health = from_json(heard.text)
     position = None if heard.stored is None else format_lsn(heard.stored)
     if health is None:
-        state, why = (ReplicationState.STARTING, "") if heard.runs else (ReplicationState.STOPPED, _NEVER)
-        return _with_lag(SourceStatus(source, state, why=why, position=position), Flow(), heard, log_end, now)
+        unreported = SourceStatus(source, *_unreported(heard, now), position=position)
+        return _with_lag(unreported, Flow(), heard, log_end, now)
     health = _by_our_clock(health, now - heard.age)
     state, since, why = _state(health, heard, now)
     found = SourceStatus(
@@ -214,6 +215,16 @@ def find_status(source: str, heard: ReplicatorStatus, log_end: LogEnd | None, no
         totals=health.totals,
     )
     return _with_lag(found, health.flow, heard, log_end, now)
+
+
+def _unreported(heard: ReplicatorStatus, now: float) -> tuple[ReplicationState, float | None, str]:
+    """The state of a replicator that has reported nothing, or nothing that we can read: since when, and why."""
+    if not heard.runs:
+        return ReplicationState.STOPPED, None, _NEVER
+    since = None if heard.held is None else now - heard.held
+    if heard.held is None or heard.held <= _FIRST_REPORT_SECONDS or heard.text:
+        return ReplicationState.STARTING, since, ""
+    return ReplicationState.UNKNOWN, since, _SILENT_HOLDER.format(heard.holder)
 
 
 def _by_our_clock(health: ReplicatorHealth, reported_at: float) -> ReplicatorHealth:
@@ -274,6 +285,10 @@ def stream_state(health: ReplicatorHealth, now: float) -> tuple[ReplicationState
 
 
 _NEVER = "no replicator has run yet"
+_SILENT_HOLDER = (
+    "{} has held the lease since and has reported nothing: it hangs, or can't write its report; see its log and its "
+    "machine, and stop it there if it is not to follow this source"
+)
 _GONE = "the replicator's process is gone; start Headwater, and see what its log ends with"
 _HANGS = "it is paused, hangs, or can't reach the store: see its log and its machine"
 _LARGE = "a large transaction is being stored, {:,} bytes so far; devices get it as a whole, so wait"

@@ -139,6 +139,16 @@ def test_no_replicator_ever_ran() -> None:
     assert never.why == "no replicator has run yet"
 
 
+def test_holder_of_the_lease_that_never_reports() -> None:
+    heard = ReplicatorStatus(runs=True, holder="far:12", held=5.0)
+    assert find_status("default", heard, None, NOW).state is ReplicationState.STARTING
+    found = find_status("default", replace(heard, held=600.0), None, NOW)
+    assert (found.state, found.since, found.runs) == (ReplicationState.UNKNOWN, NOW - 600, False)
+    assert found.why.startswith("far:12 has held the lease since and has reported nothing")
+    ended = find_status("default", replace(heard, held=600.0, runs=False), None, NOW)
+    assert ended.state is ReplicationState.STOPPED
+
+
 def test_report_of_another_version() -> None:
     assert find_status("default", ReplicatorStatus("[]", 5.0, runs=True), None, NOW).state is ReplicationState.STARTING
     assert find_status("default", ReplicatorStatus("[]", 5.0, runs=False), None, NOW).state is ReplicationState.STOPPED

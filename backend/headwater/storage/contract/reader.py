@@ -76,13 +76,16 @@ class BucketMarks:
 class ReplicatorStatus:
     """The last status of the replicator of a source: the text, empty when there is none, and how many seconds ago it
     was written. `runs` says whether its process is there; None where that can't be known. The store has the source
-    up to `stored`, None before the first snapshot; it was read from the cluster `system_id`."""
+    up to `stored`, None before the first snapshot; it was read from the cluster `system_id`. `holder` is the process
+    that took its lease, `held` seconds ago; empty and None where that is not known."""
 
     text: str = ""
     age: float = 0.0
     runs: bool | None = False
     stored: Lsn | None = None
     system_id: str = ""
+    holder: str = ""
+    held: float | None = None
 
 
 class FlushMark(NamedTuple):

@@ -35,7 +35,7 @@ from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
 from headwater.storage.shared.segments import ChunkParts, unpacked
 from headwater.storage.sql import control
 from headwater.storage.sql.cursor import Cursor
-from headwater.storage.sql.leases import is_gone
+from headwater.storage.sql.leases import HELD_SINCE, is_gone
 from headwater.storage.sql.reader import SqlReader, SqlSnapshot
 
 _BEGIN = "begin transaction isolation level repeatable read read only"
@@ -64,7 +64,8 @@ _HEARD = f"""
 select owner, expires_at > clock_timestamp(),
     expires_at > '-infinity' and flushing <> '' and exists (select 1 from ({POSTGRES.sessions}) s
         where coalesce(s.name = flushing, flushing like s.pid || ' %')),
-    extract(epoch from clock_timestamp()), coalesce((select value from meta where key = ?2), '')
+    extract(epoch from clock_timestamp()), coalesce((select value from meta where key = ?2), ''),
+    coalesce((select value from meta where key = ?3), '')
 from leases where name = ?1
 """
 
@@ -175,13 +176,14 @@ class PostgresReader(SqlReader):
     def _status(self, db: Cursor, tag: str) -> ReplicatorStatus:
         """A holder that did not extend its lease, and whose session is gone, has ended or is cut off from the store: it
         does nothing for us."""
-        row = db.one(_HEARD, tag, told_key(tag))
+        row = db.one(_HEARD, tag, told_key(tag), HELD_SINCE.format(tag))
         if row is None:
             return ReplicatorStatus()
-        owner, held, connected, now, value = row
+        owner, held, connected, now, value, since = row
         told_at, _, text = value.partition(" ")
         runs = False if is_gone(owner) else True if held else connected
-        return ReplicatorStatus(text, max(0.0, float(now) - float(told_at)) if told_at else 0.0, runs)
+        age, held_for = (max(0.0, float(now) - float(at)) if at else None for at in (told_at, since))
+        return ReplicatorStatus(text, age or 0.0, runs, holder=owner, held=held_for)
 
     def close(self) -> None:
         self._connections.close()

@@ -16,7 +16,16 @@ REVOCATION = "seq, kind, value, since, until"
 LEFT = ""
 """The source of definitions that a removed source left: their buckets stay, empty, while a version has them."""
 
-OF_SOURCES = ("slot", "poison", "sampling", "names of partitioned tables", "told", "retire", "sync config file")
+OF_SOURCES = (
+    "slot",
+    "poison",
+    "sampling",
+    "names of partitioned tables",
+    "told",
+    "retire",
+    "lease",
+    "sync config file",
+)
 """The words with which keys in `meta` begin that belong to a source; its name follows."""
 
 

@@ -26,6 +26,10 @@ _CUT_OFF = """ or (held.expires_at <= {missed} and held.flushing <> '' and not e
     select 1 from ({sessions}) s where coalesce(s.name = held.flushing, held.flushing like s.pid || ' %')))"""
 
 
+HELD_SINCE = "lease {}"
+"""The key under which the store notes when a lease was taken last, in seconds since 1970 by its clock."""
+
+
 def process_owner() -> str:
     """Identifies this process as the owner of a lease."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -70,8 +70,9 @@ class StoreWriter(ABC):
         with self._beside() as db:
             lease = leases.acquire(db, name, owner, ttl)
             # A store restored from a backup must continue above all ids given out since that backup
-            floor = op_floor(db.rows(f"select {db.dialect.now}")[0][0])
-            db.execute("update state set next_op = ?1 where next_op < ?1", floor)
+            now = db.rows(f"select {db.dialect.now}")[0][0]
+            db.execute("update state set next_op = ?1 where next_op < ?1", op_floor(now))
+            control.set_meta(db, leases.HELD_SINCE.format(name), str(now))
             return lease
 
     def renew(self, lease: Lease) -> None:

@@ -121,9 +121,11 @@ class SqliteReader(SqlReader):
         if row is None:
             return ReplicatorStatus()
         owner, epoch, held = row
-        return status.read_status(self._directory, tag, epoch) or ReplicatorStatus(
-            runs=bool(held) and not leases.is_gone(owner)
-        )
+        if (told := status.read_status(self._directory, tag, epoch)) is not None:
+            return told
+        since = control.get_meta(db, leases.HELD_SINCE.format(tag))
+        age = max(0.0, time.time() - float(since)) if since else None
+        return ReplicatorStatus(runs=bool(held) and not leases.is_gone(owner), holder=owner, held=age)
 
     def close(self) -> None:
         self._writes_db.close()
