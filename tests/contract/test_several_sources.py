@@ -505,3 +505,22 @@ _BEFORE: dict[bool, list[str]] = {
     ],
     False: ["insert into meta values ('retire', '[1, 0]')"],
 }
+
+
+# audit
+
+
+def test_sources_take_turns_at_checking_what_they_share(west: SourceWriter, east: SourceWriter) -> None:
+    def checking(turn: int) -> list[str]:
+        own = {each.source: verify.definitions(each.source, turn=turn).own for each in (west, east)}
+        return [source for source, definitions in own.items() if shared in definitions]
+
+    with open_store(west.address).open_verify() as verify:
+        shared = min(verify.definitions(WEST).own & verify.definitions(EAST).own)
+        turns = [checking(turn) for turn in range(4)]
+        assert turns[:2] == turns[2:]
+        assert sorted(turns[:2]) == sorted([[WEST], [EAST]])
+        verify.release()
+        east.store.release(east.lease)
+        verify.renew()
+        assert all(WEST in checking(turn) for turn in range(2)), "only those that are followed have turns"

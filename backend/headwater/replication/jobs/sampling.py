@@ -43,6 +43,7 @@ _KEPT_FINDINGS = 100
 _GATHER_SECONDS = 3.0
 _LONGEST_STEP = 0.01  # seconds that the stream waits, give or take a slice
 _REPAIRED_AT_MOST = 3
+_TURN_SECONDS = 900  # after which another source checks the buckets that several share, from its next cycle on
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +219,13 @@ class Sampling:
         reader = self._reader = self._open.enter_context(open_store(self._context.store.address).open_verify())
         keys = self._context.store.keys()
         sums = Sums(keys, self._suspects, reader.retired())
-        checked = reader.definitions(self._context.name, once=True)
+        turn = int(time.time() // _TURN_SECONDS)
+        checked = reader.definitions(self._context.name, turn=turn)
         generations = self._generations(reader)
         for live, table in self._tables(plans):
             missing = yield from self._probing.missing_rows(live, table, self._settings.slice)
             self._rows_broken(live, missing, "missing in the store")
-        yield from self._buckets(reader, keys, sums, checked)
+        yield from self._buckets(reader, keys, sums, checked, turn)
         yield from self._rows(reader, sums, plans, checked.sources)
         reader.renew()
         if self._generations(reader) == generations:
@@ -239,7 +241,9 @@ class Sampling:
         """All tables that may have rows in buckets of the source. A source may come to share them at any time."""
         return reader.tables(reader.definitions(self._context.name).sources)
 
-    def _buckets(self, reader: VerifyReader, keys: StoreKeys, sums: Sums, checked: Definitions) -> Iterator[int]:
+    def _buckets(
+        self, reader: VerifyReader, keys: StoreKeys, sums: Sums, checked: Definitions, turn: int
+    ) -> Iterator[int]:
         looked_at = first = 0
         while True:
             reader.renew()
@@ -250,7 +254,7 @@ class Sampling:
                 return
             first = head.key + 1
             if head.definition not in checked.own:  # it may be new
-                checked = reader.definitions(self._context.name, once=True)
+                checked = reader.definitions(self._context.name, turn=turn)
                 if head.definition in checked.foreign:
                     continue
             walk = BucketWalk(head, keys, sums.parts(head.key))

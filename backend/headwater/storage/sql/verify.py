@@ -8,6 +8,7 @@ If the two sums differ, one of them is wrong.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class Definitions(NamedTuple):
     own: frozenset[str]
     foreign: frozenset[str]
     sources: frozenset[str]
+
+
+def _whose_turn(sources: Collection[str], definition: str, turn: int) -> str:
+    """One of the sources. With the same turn, definitions are spread over them."""
+    return sorted(sources)[(zlib.crc32(definition.encode()) + turn) % len(sources)]
 
 
 class DamageError(Exception):
@@ -149,18 +155,18 @@ class VerifyReader:
         """The sources of all active table generations."""
         return dict(self._db.rows("select id, source from tables where state = 'active'"))
 
-    def definitions(self, source: str, *, once: bool = False) -> Definitions:
-        """What a source checks. With `once`, each bucket definition that several sources have is checked by one of
-        them: the first by name of those that are followed now."""
+    def definitions(self, source: str, *, turn: int | None = None) -> Definitions:
+        """What a source checks. With a `turn`, each bucket definition that several sources have is checked by one of
+        them: of those that are followed now, by another one with the next turn."""
         known = holders(self._db)
         followed = {source}
-        if once:
+        if turn is not None:
             alive = f"select name from leases where expires_at > {self._db.dialect.clock}"
             followed |= {name for (name,) in self._db.rows(alive)}
         own = {
             name
             for name, having in known.items()
-            if source in having and (not once or min(followed.intersection(having)) == source)
+            if source in having and (turn is None or _whose_turn(followed.intersection(having), name, turn) == source)
         }
         sources = {source, *(holder for name in own for holder in known[name])}
         return Definitions(frozenset(own), frozenset(known.keys() - own), frozenset(sources))
