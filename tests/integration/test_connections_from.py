@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError
 from headwater.source.registry import registered
 from tests.integration.test_several_databases import rows_at, service, with_tables
-from tests.support.command import headwater
+from tests.support.command import headwater, headwater_here
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import connection_to, free_port
@@ -121,3 +122,29 @@ def test_registry_is_down(tmp_path: Path) -> None:
     assert doctor.code == 1
     assert "HW_7011" in doctor.out
     assert "unused" not in doctor.out, "no password"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["token", "ann"],
+        ["rules", "versions"],
+        ["rules", "show"],
+        ["store", "stats"],
+        ["store", "export", "a.archive"],
+        ["store", "import", "none.archive"],
+        ["store", "unseal"],
+        ["compact"],
+        ["migrate", "up"],
+    ],
+    ids=" ".join,
+)
+def test_command_that_needs_no_source_asks_no_registry(tmp_path: Path, command: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as registry:
+        registry.setblocking(False)
+        listed = {**connection_to(registry.getsockname()[1]), "query": "select 1"}
+        path = tmp_path / "service.json"
+        path.write_text(json.dumps(listing(tmp_path, listed)), encoding="utf-8")
+        headwater_here(*command, "--config", path, cwd=tmp_path)
+        with pytest.raises(BlockingIOError):
+            registry.accept()

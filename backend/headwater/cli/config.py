@@ -200,19 +200,24 @@ class ConfigReview:
         )
 
 
-def load_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> ServiceConfig:
-    """Read the service config. `directory` is the working directory. Raises ConfigError with every error."""
-    review = review_config(source, environment, directory)
+def load_config(
+    source: ConfigSource, environment: Mapping[str, str], directory: Path, *, lists_too: bool = True
+) -> ServiceConfig:
+    """Read the service config. `directory` is the working directory. Without `lists_too`, connections that are in lists
+    are left out, and no database is asked for them. Raises ConfigError with every error."""
+    review = review_config(source, environment, directory, lists_too=lists_too)
     if review.errors:
         raise ConfigError(review.origin, sorted(review.errors, key=_position))
     return review.config
 
 
-def review_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> ConfigReview:
-    """Read the service config and all that is wrong with it. `directory` is the working directory. Raises ConfigError
-    when it can't be read, or is no mapping."""
+def review_config(
+    source: ConfigSource, environment: Mapping[str, str], directory: Path, *, lists_too: bool = True
+) -> ConfigReview:
+    """Read the service config and all that is wrong with it, by the arguments of `load_config`. Raises ConfigError when
+    it can't be read, or is no mapping."""
     found = find_config(source, environment, directory)
-    config, findings = _read(found, find_sync_base64(source, environment), environment)
+    config, findings = _read(found, find_sync_base64(source, environment), environment, lists_too=lists_too)
     config = replace(config, warnings=tuple(map(str, findings.warnings)))
     return ConfigReview(
         found.origin, config, tuple(_keys(found.root, "")), tuple(findings.errors), tuple(findings.warnings)
@@ -236,7 +241,7 @@ def _keys(item: ConfigNode, path: str) -> Iterator[str]:
 
 
 def _read(
-    found: FoundConfig, sync_text: str | None, environment: Mapping[str, str]
+    found: FoundConfig, sync_text: str | None, environment: Mapping[str, str], *, lists_too: bool
 ) -> tuple[ServiceConfig, ConfigFindings]:
     """The config of a tree: what has errors has its default. `sync_text` is the sync config if it was given by
     itself."""
@@ -248,7 +253,7 @@ def _read(
     replication = root.section("replication")
     remove_after = replication.integer("remove_after_minutes", 60, 0)
     reread_seconds = float(replication.integer("reread_seconds", 60, 1, 86_400))
-    read = read_sources(replication, found.directory, environment)
+    read = read_sources(replication, found.directory, environment, lists_too=lists_too)
     sources = read.sources
     storage = read_storage(root.section("storage"), found.directory)
     port = root.integer("port", 8080, 0, 65535)

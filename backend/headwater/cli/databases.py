@@ -174,8 +174,11 @@ class ReadSources:
     unread: tuple[str, ...]
 
 
-def read_sources(replication: Section, directory: Path, environment: Mapping[str, str]) -> ReadSources:
-    """The sources of `connections`, and of the lists in `connections_from`. Paths are relative to `directory`."""
+def read_sources(
+    replication: Section, directory: Path, environment: Mapping[str, str], *, lists_too: bool = True
+) -> ReadSources:
+    """The sources of `connections` and, with `lists_too`, of the lists in `connections_from`. Paths are relative to
+    `directory`."""
     batch_mb = replication.integer("batch_mb", 64, 4, 4096)
     sources: list[SourceSettings] = []
     for section in replication.sections("connections"):
@@ -183,7 +186,7 @@ def read_sources(replication: Section, directory: Path, environment: Mapping[str
             sources.append(settings)
     lists, unread = replication.sections("connections_from"), []
     replication.warn_unknown()
-    for section in lists:
+    for section in lists if lists_too else ():
         with section:
             place, rows = _listed(section, directory, environment)
             defaults = section.section("defaults").values

@@ -13,7 +13,16 @@ import click
 from headwater.cli.explain import explain
 from headwater.cli.init import init
 from headwater.cli.lake import lake
-from headwater.cli.options import claim, config_options, examples, load, seconds, source_option, sources_changed
+from headwater.cli.options import (
+    claim,
+    config_options,
+    examples,
+    load,
+    load_without_lists,
+    seconds,
+    source_option,
+    sources_changed,
+)
 from headwater.cli.powersync import migrate_, teardown_, test_connection
 from headwater.cli.rules import rules
 from headwater.cli.source import source
@@ -221,7 +230,7 @@ def compact_(
 
     The service does this automatically, some time after changes. Devices in the middle of a download are not disturbed.
     """
-    config = load(configs, warn=False)
+    config = load_without_lists(configs)
     stop = stop_on_signals()
     from headwater.cli import compact as command
 
@@ -252,7 +261,7 @@ def token(
     """
     from headwater.cli import token as command
 
-    command.run(load(configs, warn=False).auth, user, dict(claims), audience, expires)
+    command.run(load_without_lists(configs).auth, user, dict(claims), audience, expires)
 
 
 @cli.command(

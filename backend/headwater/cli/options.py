@@ -62,6 +62,16 @@ def sources_option(command: Callable[..., None]) -> Callable[..., None]:
                         help="Only rows of this source: its tag, or tag/shard. Can be repeated.")(command)  # fmt: skip
 
 
+def load_without_lists(configs: ConfigSource) -> ServiceConfig:
+    """Load the service config for a command that asks no source: it need not wait for the lists of connections, nor for
+    a database that has one. Logs no warnings. Raises ConfigError."""
+    from headwater.cli.config import load_config
+
+    config = load_config(configs, os.environ, Path.cwd(), lists_too=False)
+    set_up_logging(config.logging.level, config.logging.format)
+    return config
+
+
 def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
     """Load the service config and set up logging accordingly. Logs its warnings, unless `warn` is False. Raises
     ConfigError."""

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from headwater.cli.options import config_options, examples, load
+from headwater.cli.options import config_options, examples, load, load_without_lists
 from headwater.config import ConfigSource
 
 
@@ -29,7 +29,7 @@ def migrate_(what: str, configs: ConfigSource) -> None:
         sys.exit(check(configs))
     from headwater.cli.powersync.migrate import migrate as command
 
-    command(load(configs, warn=False), what)
+    command(load_without_lists(configs), what)
 
 
 @click.command("teardown", epilog=examples("headwater teardown TEARDOWN -c powersync.yaml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, load, request_options, sources_option
+from headwater.cli.options import config_options, examples, load, load_without_lists, request_options, sources_option
 from headwater.config import ConfigSource
 from headwater_rules.results import SyncRequest
 from headwater_rules.schema import Language, SeenSchema, not_compared
@@ -241,7 +241,7 @@ def versions(configs: ConfigSource, as_json: bool) -> None:
     """List the versions of the sync config that were deployed, newest first."""
     from headwater.cli.rules.versions import list_versions
 
-    list_versions(load(configs, warn=False), as_json=as_json)
+    list_versions(load_without_lists(configs), as_json=as_json)
 
 
 @rules.command("rollback", epilog=examples("headwater rules rollback", "headwater rules rollback 3 --no-wait"))
@@ -265,4 +265,4 @@ def show_(configs: ConfigSource, version: int | None) -> None:
     """Print the text of VERSION, or of the served one."""
     from headwater.cli.rules.versions import show
 
-    show(load(configs, warn=False), version)
+    show(load_without_lists(configs), version)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, load, source_option
+from headwater.cli.options import config_options, examples, load, load_without_lists, source_option
 from headwater.config import ConfigSource
 
 
@@ -28,7 +28,7 @@ def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
     """
     from headwater.cli.store.stats import show_stats
 
-    show_stats(load(configs, warn=False), top=top, as_json=as_json)
+    show_stats(load_without_lists(configs), top=top, as_json=as_json)
 
 
 @store.command("forget", epilog=examples("headwater store forget --table public.people --id 42 --dry-run",
@@ -78,7 +78,7 @@ def export_(configs: ConfigSource, file: Path, seal: bool) -> None:
     """
     from headwater.cli.store.archive import export_to
 
-    export_to(load(configs, warn=False), file, seal=seal)
+    export_to(load_without_lists(configs), file, seal=seal)
 
 
 @store.command("import", epilog=examples("headwater store import ./monday.archive -c headwater.yaml"))
@@ -92,7 +92,7 @@ def import_(configs: ConfigSource, file: Path) -> None:
     """
     from headwater.cli.store.archive import import_from
 
-    import_from(load(configs, warn=False), file)
+    import_from(load_without_lists(configs), file)
 
 
 @store.command(epilog=examples("headwater store unseal -c headwater.yaml"))
@@ -101,4 +101,4 @@ def unseal(configs: ConfigSource) -> None:
     """Allow writes to a store again that `headwater store export --seal` has sealed."""
     from headwater.cli.store.archive import unseal as command
 
-    command(load(configs, warn=False))
+    command(load_without_lists(configs))
