@@ -15,7 +15,7 @@ import pytest
 import headwater.replication.versions
 from headwater.oplog.lsn import Lsn
 from headwater.replication.replicator import LEASE_SECONDS
-from headwater.replication.versions import deploy_file
+from headwater.replication.versions import ConfigFile, deploy_file
 from headwater.storage.contract.store import (
     Lease,
     LeaseHeldError,
@@ -195,6 +195,35 @@ def test_deploy_fenced_after_lost_lease(
     with deployment.store() as store:
         store.release(held[0])
     wait_until(lambda: bool(deployed), "its own turn")
+
+
+def test_standby_with_an_older_file_leaves_the_newer_one(deployment: Deployment, launch: Launch) -> None:
+    config, newer = config_of(deployment, free_port()), deployment.yaml.replace("auth.user_id()", "auth.user_id() ")
+    assert newer != deployment.yaml
+
+    def served(file: str) -> bool:
+        with deployment.store() as store:
+            return [each.yaml for each in store.versions() if each.state is VersionState.ACTIVE] == [file]
+
+    def replaced(running: Running) -> None:
+        running.ask_to_end()
+        assert running.wait() == 0
+
+    with deployment.store() as store:
+        former = store.acquire("default", "thief", 600.0)
+        standby = launch("replicate", config)
+        standby.wait_for("another replicator is running")
+        file = ConfigFile(newer, ["default"])  # as a process does that starts with it now
+        file.begin(store)
+        file.deploy(store, former)
+        store.release(former)
+    standby.wait_for("another process has a newer one, which stays")
+    wait_until(lambda: served(newer), "the newer file to be served")
+    replaced(standby)
+    again = launch("replicate", config)
+    again.wait_for("following the stream")
+    assert served(newer), "nor does a start of the same process bring the older one back"
+    replaced(again)
 
 
 @EACH_STORE

@@ -113,6 +113,8 @@ class Replicator:
 
     def _run(self, turns: _Turns, stop: threading.Event) -> None:
         file, followed = self.file, False
+        if file is not None:
+            _when_possible(partial(file.begin, self.store), stop)
         while (lease := _when_possible(self._acquire, stop)) is not None:
             recovery, ended = Recovery(followed=followed), turns.begin()
             watch = SourceMonitor(

@@ -63,13 +63,27 @@ class ConfigFile:
         self._sources = sources
         self._lock = threading.Lock()
         self._deployed = False
+        self._before: str | None = None
+
+    def begin(self, store: StoreWriter) -> None:
+        """Note which text was taken last when the process began, which may then wait for long until it deploys its
+        own."""
+        with self._lock:
+            if self._before is None:
+                self._before = store.get_meta(FILE_KEY)
 
     def deploy(self, store: StoreWriter, lease: Lease) -> None:
-        """See `deploy_file`. Does nothing after it has succeeded."""
+        """See `deploy_file`. A text that another process deployed since ours began is newer, and stays. Does nothing
+        after it has succeeded."""
         with self._lock:
-            if not self._deployed:
+            if self._deployed:
+                return
+            if self._before is None or store.get_meta(FILE_KEY) in {self._before, _digest(self._yaml)}:
                 deploy_file(store, lease, self._yaml, self._sources)
-                self._deployed = True
+            else:
+                _log.warning(_NEWER)
+                _note_own(store, lease, _digest(self._yaml), self._sources)  # a start with it again is no news either
+            self._deployed = True
 
 
 def deploy_file(store: StoreWriter, lease: Lease, yaml: str, sources: Collection[str] = ()) -> None:
@@ -81,15 +95,23 @@ def deploy_file(store: StoreWriter, lease: Lease, yaml: str, sources: Collection
         version = store.deploy(yaml, Origin.FILE)
         _log.info("the text of the sync config file is new: it is version %d", version.id)
     elif store.get_meta(FILE_KEY) not in {"", ours}:
-        _log.warning("the sync config file is as before, and another process has a newer one, which stays")
+        _log.warning(_NEWER)
         return
     store.set_meta(lease, FILE_KEY, ours)
-    for source in sources:
-        if store.get_meta(_FILE_OF.format(source)) != ours:
-            store.set_meta(lease, _FILE_OF.format(source), ours)
+    _note_own(store, lease, ours, sources)
     text = why_served(store)
     if text:
         _log.info("serving %s", text)
+
+
+_NEWER = "the sync config file is as before, and another process has a newer one, which stays"
+
+
+def _note_own(store: StoreWriter, lease: Lease, digest: str, sources: Collection[str]) -> None:
+    """Note which text the process of these sources has."""
+    for source in sources:
+        if store.get_meta(_FILE_OF.format(source)) != digest:
+            store.set_meta(lease, _FILE_OF.format(source), digest)
 
 
 def was_taken(store: StoreWriter, yaml: str, sources: Collection[str] = ()) -> bool:
