@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headwater.cli.options import config_options, examples, load, seconds
+from headwater.cli.options import config_options, examples, load_without_lists, seconds
 from headwater.cli.supervise import stop_on_signals
 from headwater.config import ConfigSource
 from headwater.embedded import how_to_add
@@ -37,7 +37,7 @@ def export_(
     Runs beside the service, reads its store, and continues where it was after any end. Tables and columns are in
     docs/lake.md. The files hold rows of the source: protect them as you protect the store.
     """
-    config = load(configs, warn=False)
+    config = load_without_lists(configs)
     stop = stop_on_signals()
     try:
         from headwater.cli.lake.export import run
