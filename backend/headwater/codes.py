@@ -86,6 +86,13 @@ CODES = {
     "HW_2601": Code(_RETRY, "Postgres refused to evaluate the expression of a generated column.", "Correct what Postgres names."),
     "HW_2602": Code(_STOP, "A generated column's expression fails on a row that was written before the table was altered.", "Correct the row or the expression."),
     "HW_2603": Code(_RETRY, "A generated column cannot be computed while its table is locked.", "End the session that holds the lock, if it does not end by itself."),
+    "HW_2701": Code(_STOP, "Postgres refuses the query of a computed table. Its rows stay as they were.", "Correct the query, or grant what it needs; it is tried again."),
+    "HW_2702": Code(_STOP, "The query of a computed table takes longer than its `timeout`. Its rows stay as they were.", "Make it faster, or raise `timeout` under `refresh`."),
+    "HW_2703": Code(_STOP, "Several rows of a computed table have the same key. Its rows stay as they were.", "Group by the key, or add to `key` what tells the rows apart."),
+    "HW_2704": Code(_STOP, "A row of a computed table has a null in its key. Its rows stay as they were.", "Leave such rows out (`WHERE … IS NOT NULL`), or `coalesce` the value."),
+    "HW_2705": Code(_STOP, "The columns of a computed table are not what they should be. Its rows stay as they were.", "Correct the query or `key`; an edited query may drop columns."),
+    "HW_2706": Code(_STOP, "The result of a computed table is too large. Its rows stay as they were.", "Select fewer rows or columns, or raise the memory of the source."),
+    "HW_2707": Code(_STOP, "A computed table is to be refreshed after commits to a table that is not published.", "Publish it, or refresh by `every`."),
     # Rows and their ids
     "HW_3001": Code(_STOP, "A message, row or value from the source cannot be decoded. The message names type and position.", "Report it; `headwater source skip` passes over the transaction."),
     "HW_3002": Code(_STOP, "A row contains text that is not UTF-8 and was not synced to any device.", "Write the text in UTF-8 in the source."),

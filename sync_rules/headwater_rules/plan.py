@@ -31,6 +31,10 @@ def shard_of(source: str) -> str:
     return source.partition("/")[2]
 
 
+COMPUTED = ""
+"""The schema of computed tables, which no table of Postgres can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class TablePattern:
     """A source table as named in a rule. A trailing `%` in tag, schema or name matches any suffix."""
@@ -40,7 +44,8 @@ class TablePattern:
     name: str
 
     def matches(self, tag: str, schema: str, name: str) -> bool:
-        return self.of(tag) and _matches(self.schema, schema) and _matches(self.name, name)
+        of_kind = self.computed is (schema == COMPUTED)  # no wildcard means computed tables, too
+        return of_kind and self.of(tag) and _matches(self.schema, schema) and _matches(self.name, name)
 
     def of(self, tag: str) -> bool:
         """Whether sources with this tag can have such a table."""
@@ -49,8 +54,15 @@ class TablePattern:
     @property
     def written(self) -> str:
         """The table as a rule may name it, with its schema, and with its tag unless that is `default`."""
+        if self.computed:
+            return self.name
         name = f"{self.schema}.{self.name}"
         return name if self.tag == "default" else f"{self.tag}.{name}"
+
+    @property
+    def computed(self) -> bool:
+        """Whether it means a computed table."""
+        return self.schema == COMPUTED
 
     @property
     def exact(self) -> bool:
@@ -256,6 +268,34 @@ class ConversionOptions:
     timestamp_digits: int = 6
 
 
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """When a computed table is computed again: every so many seconds, and after commits to tables (schema and name), or
+    with `after_read` to those that its query reads; at least `least` seconds after the last time. All in seconds."""
+
+    every: float | None = None
+    after: tuple[tuple[str, str], ...] = ()
+    after_read: bool = False
+    least: float = 10.0
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedTable:
+    """A table of which the rows are the result of a query in the source with this tag. The columns `key` tell its rows
+    apart."""
+
+    tag: str
+    name: str
+    query: str
+    key: tuple[str, ...]
+    refresh: Refresh
+
+    @property
+    def pattern(self) -> TablePattern:
+        return TablePattern(self.tag, COMPUTED, self.name)
+
+
 Deciding = tuple[tuple[TablePattern, tuple[Expr, ...]], ...]
 """What decides who gets which rows: for each row side, its table and the expressions over it."""
 
@@ -268,6 +308,7 @@ class SyncPlan:
     lookups: tuple[LookupDefinition, ...]
     streams: tuple[Stream, ...]
     options: ConversionOptions
+    computed: tuple[ComputedTable, ...] = ()
 
     def tables(self) -> tuple[TablePattern, ...]:
         """Every table that the config reads, without duplicates, in the order of first use."""

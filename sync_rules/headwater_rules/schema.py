@@ -109,6 +109,8 @@ class SourceSchema:
 
     def knows(self, pattern: TablePattern) -> bool:
         """Whether all tables are known that a table pattern of a rule can match."""
+        if pattern.computed and not self.matching(pattern):
+            return False
         return not any(pattern.of(tag) for tag in self.unread)
 
     def shards(self, tag: str) -> bool:

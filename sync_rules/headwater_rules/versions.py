@@ -41,7 +41,8 @@ def of_tag(plan: SyncPlan, tag: str) -> SyncPlan:
     tables of other sources too, and the same bucket then has rows of several sources."""
     buckets = (bucket.name for bucket in plan.buckets if any(source.table.of(tag) for source in bucket.sources))
     lookups = (lookup.name for lookup in plan.lookups if lookup.table.of(tag))
-    return only(plan, {*buckets, *lookups})
+    own = only(plan, {*buckets, *lookups})
+    return replace(own, computed=tuple(table for table in plan.computed if table.tag == tag))
 
 
 def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...]:

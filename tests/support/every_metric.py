@@ -10,6 +10,7 @@ from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
+from headwater.replication.computed import RefreshState
 from headwater.replication.meters import Flow
 from headwater.replication.status import ReplicationState, ReplicatorHealth, SourceStatuses, Trouble, to_json
 from headwater.source.connect import SourceSettings
@@ -31,6 +32,7 @@ _HEALTH = ReplicatorHealth(
     slot=_SLOT,
     looked_at=3.0,
     flow=_FLOW,
+    computed=(RefreshState("totals", "digest", "0/1", 2.0, 0.1, 10, 1),),
 )
 
 

@@ -35,6 +35,7 @@ from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READI
 from headwater.api.workers import Workers
 from headwater.codes import CODES, RefusalCode
 from headwater.errors import HeadwaterError
+from headwater.replication.computed import RefreshState
 from headwater.replication.meters import Totals
 from headwater.replication.status import ReplicationState, SourceStatus, SourceStatuses
 from headwater.source.readiness.health import SlotHealth
@@ -140,6 +141,7 @@ def source_metrics(sources: Sequence[SourceStatus]) -> Iterator[Metric]:
         values = {each.source: figure(each) for each in sources}
         yield _labelled(GaugeMetricFamily, name, text, ["source"], values)
     states = {(each.source, state.value): float(each.state is state) for each in sources for state in ReplicationState}
+    yield from computed_metrics(sources)
     findings = Counter(
         (each.source, found.code, str(found.fatal).lower()) for each in sources for found in each.findings
     )
@@ -153,6 +155,30 @@ def source_metrics(sources: Sequence[SourceStatus]) -> Iterator[Metric]:
         ["source", "code", "fatal"],
         findings,
     )
+
+
+def computed_metrics(sources: Sequence[SourceStatus]) -> Iterator[Metric]:
+    """How the computed tables stand."""
+    for name, (text, figure) in _COMPUTED.items():
+        values = {(each.source, table.name): figure(table) for each in sources for table in each.computed if table.lsn}
+        yield _labelled(GaugeMetricFamily, name, text, ["source", "table"], values)
+
+
+_COMPUTED: dict[str, tuple[str, Callable[[RefreshState], float]]] = {
+    "headwater_computed_table_refreshed_timestamp_seconds": (
+        "When the rows of a computed table were read, in seconds since 1970",
+        lambda each: each.at,
+    ),
+    "headwater_computed_table_refresh_seconds": (
+        "How long the last refresh of a computed table took",
+        lambda each: each.seconds,
+    ),
+    "headwater_computed_table_rows": ("Rows of a computed table", lambda each: float(each.rows)),
+    "headwater_computed_table_changed_rows": (
+        "Rows that the last refresh of a computed table changed",
+        lambda each: float(each.changed),
+    ),
+}
 
 
 def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[SourceStatus], float | None]:

@@ -35,6 +35,7 @@ class JobKind(StrEnum):
     REBUILD = "rebuild"
     SEARCH = "search for rows"
     REWRITE = "rows put again"
+    REFRESH = "refresh"
 
 
 class EngineError(HeadwaterError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -21,6 +22,7 @@ from headwater.oplog.limits import is_stub
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import OVERSIZED
+from headwater.replication.computed import refresh_states
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import StoredTable
@@ -336,7 +338,7 @@ def explain_row(
         found = list(question.rows())
         places = tuple(question.places(row for _, row in found))
         rows = tuple(_meant(served, stored, row) for stored, row in found)
-        notes = [*current.notes, *question.notes()]
+        notes = [*current.notes, *question.notes(), *_computed_notes(current, question.tables)]
         return RowExplained(
             str(request.claims["sub"]),
             table,
@@ -349,6 +351,15 @@ def explain_row(
             rows,
             tuple(dict.fromkeys(notes)),
         )
+
+
+def _computed_notes(current: CurrentRows, tables: Sequence[StoredTable]) -> Iterator[str]:
+    """Which state of the source the rows of computed tables are of."""
+    for table in tables:
+        state = refresh_states(current.store, table.source).get(table.relation.name) if table.computed else None
+        if state is not None and state.lsn:
+            read = f"{datetime.fromtimestamp(state.at, UTC):%Y-%m-%d %H:%M:%SZ}"
+            yield f"{current.title(table)} is computed: its rows are as of {state.lsn} of the source, read at {read}"
 
 
 def _question(served: Served, current: CurrentRows, table: str, row_id: str) -> _Question:

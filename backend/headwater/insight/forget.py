@@ -87,7 +87,7 @@ def search_target(
     if text is not None:
         return TextTarget(text)
     assert row_id is not None
-    others = {str(each.id) for source in store.sources() for each in store.tables(source)} - {str(tables[0].id)}
+    others = {str(each.id) for source in store.sources() for each in store.all_tables(source)} - {str(tables[0].id)}
     return RowTarget(row_id, store.keys(), frozenset(others), id_too)
 
 

@@ -51,9 +51,13 @@ class Pages:
         return self.of / len(self.ranges) if self.ranges else 1.0
 
 
+def _shown(pattern: TablePattern) -> str:
+    return pattern.name if pattern.computed else f"{pattern.schema}.{pattern.name}"
+
+
 def table_name(table: StoredTable) -> str:
     """The source's name of a stored table."""
-    return f"{table.relation.schema}.{table.relation.name}"
+    return table.relation.qualified_name
 
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
@@ -92,7 +96,7 @@ class CurrentRows:
     def missing(self, plan: SyncPlan) -> list[str]:
         """Tables that a plan names and that have no rows in the store; of several sources, each is named that lacks
         them."""
-        stored = {source.name: self.store.tables(source.name) for source in self._told()}
+        stored = {source.name: self.store.all_tables(source.name) for source in self._told()}
         return [name for pattern in plan.tables() for name in self._missing(pattern, stored)]
 
     def _missing(self, pattern: TablePattern, stored: Mapping[str, Sequence[StoredTable]]) -> Iterator[str]:
@@ -103,9 +107,9 @@ class CurrentRows:
         if not asked and not self.names:
             yield pattern.written
         elif len(self.sources) == 1:
-            yield from [f"{pattern.schema}.{pattern.name}"] * len(lacking)
+            yield from [_shown(pattern)] * len(lacking)
         else:
-            yield from (f"{pattern.schema}.{pattern.name} of source {name}" for name in lacking)
+            yield from (f"{_shown(pattern)} of source {name}" for name in lacking)
 
     def complete(self, plan: SyncPlan) -> set[str]:
         """The definitions of a plan that every source with such tables has completely in the store."""
@@ -126,7 +130,7 @@ class CurrentRows:
 
     def _tables(self, plan: SyncPlan, sources: Sequence[SourceSettings]) -> list[StoredTable]:
         patterns = plan.tables()
-        return [table for each in sources for table in self.store.tables(each.name) if _reads(patterns, table)]
+        return [table for each in sources for table in self.store.all_tables(each.name) if _reads(patterns, table)]
 
     def pages(self, table: StoredTable, rows: int, most: int | None = None) -> Pages:
         """Pages of about `rows` rows; at most `most` of them, spread evenly over the table."""

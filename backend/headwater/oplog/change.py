@@ -99,6 +99,16 @@ class Relation:
     columns: tuple[Column, ...]
     by_leaf: bool = False
 
+    @property
+    def computed(self) -> bool:
+        """Whether it is a computed table, which has no schema. Its oid, which is no oid of Postgres, is negative."""
+        return not self.schema
+
+    @property
+    def qualified_name(self) -> str:
+        """Schema and name, for people."""
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
 
 # Changes of rows are not frozen only because a frozen one takes twice as long to make, and there is one for each row
 

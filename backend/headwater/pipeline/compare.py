@@ -63,7 +63,7 @@ class SourceRows:
             for lines in read_lines(job.source, job.snapshot, self.partition):
                 if identity.kind is IdentityKind.KEY:
                     keys = [identity.key(key_cells(line, width, identity.columns)) for line in lines]
-                    yield [_keyed(job.keys, key, line, line) for key, line in zip(keys, lines, strict=True)]
+                    yield [keyed_row(job.keys, key, line, line) for key, line in zip(keys, lines, strict=True)]
                 else:
                     yield [_content(job.keys, line) for line in lines]
 
@@ -88,14 +88,17 @@ class StoreRows:
                     line = _present_line(layouts, row)
                     if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row):
                         mark = _FLAWED
-                found.append(_keyed(job.keys, row.row_id, line, "", mark) if keyed else _content(job.keys, line, mark))
+                found.append(
+                    keyed_row(job.keys, row.row_id, line, "", mark) if keyed else _content(job.keys, line, mark)
+                )
             yield found
 
 
 Rows = SourceRows | StoreRows
 
 
-def _keyed(keys: StoreKeys, key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
+def keyed_row(keys: StoreKeys, key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
+    """A row of a table with key, of which `line` counts and `kept` is kept."""
     # Of a row that is too large, only the key counts: a stub can't be converted to another layout
     shown = "" if is_stub(stored_line(line)) else line
     return ComparedRow(keys.compared(key), key, keys.compared(f"{key}\0{shown}{mark}"), kept)

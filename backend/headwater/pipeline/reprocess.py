@@ -58,7 +58,7 @@ def _write_additions(
 ) -> tuple[list[str], int]:
     """Write the additions of a batch. Returns the ops that are too large, in words, and how many bytes of ops were
     written."""
-    name = f"{stored.relation.schema}.{stored.relation.name}"
+    name = stored.relation.qualified_name
     refused: list[str] = []
     rows: list[CurrentRow] = []
     lookups: list[tuple[str, LookupEntry]] = []

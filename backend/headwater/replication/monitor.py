@@ -14,6 +14,7 @@ import psycopg
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import parse_lsn
+from headwater.replication.computed import refresh_findings, refresh_states
 from headwater.replication.jobs.sampling import sampling_findings
 from headwater.replication.meters import FlowMeter, Totals
 from headwater.replication.own_slot import slot_of
@@ -267,14 +268,21 @@ class _SourceCheck:
             tables_named(store, self._source.tag),
             deciding_in(store, self._source.tag),
         )
-        audited = sampling_findings(store, self._source.name)
+        name = self._source.name
+        computed = tuple(refresh_states(store, name).values())
+        kept = (*sampling_findings(store, name), *refresh_findings(computed))
         conn = self._ask()
         found = look(conn, self._source, slot, oids, named, deciding)
-        findings = (*found.findings, *audited)
+        findings = (*found.findings, *kept)
         self._log_findings(findings)
         before = self._monitor.change(
             lambda health: replace(
-                health, findings=findings, slot=found.slot, triggers=found.triggers, looked_at=time.time()
+                health,
+                findings=findings,
+                slot=found.slot,
+                triggers=found.triggers,
+                looked_at=time.time(),
+                computed=computed,
             )
         )
         if before.findings != findings:

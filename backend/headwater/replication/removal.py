@@ -86,7 +86,7 @@ def _remove(store: StoreWriter, lease: Lease) -> None:
     state = store.source_state(name)
     slot = slot_note(name, store).name
     store.discard_staged(lease)
-    tables = store.tables(name)
+    tables = store.all_tables(name)
     for table in _emptied(store, lease, state, [table.id for table in tables]):
         store.drop_table(lease, table)
     store.forget_source(lease, served_definitions(store))

@@ -255,11 +255,11 @@ class _LeaseHolder:
             connection = stack.enter_context(contextlib.closing(SharedConnection(source)))
             self._adapt(state, used.plans, connection)
             self._names.pass_over(lease, state.lsn)
-            stored = store.tables(source.name)
+            stored = store.all_tables(source.name)
             context = live_context(source, store, connection, used.plans, stored)
             fetcher = stack.enter_context(contextlib.closing(RowFetcher(source)))
             schema = stack.enter_context(
-                contextlib.closing(SchemaWatch(source, used.plans, stored, settings.intervals))
+                contextlib.closing(SchemaWatch(source, used.plans, store.tables(source.name), settings.intervals))
             )
             flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures)
             applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)

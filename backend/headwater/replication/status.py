@@ -19,6 +19,7 @@ import psycopg
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn, parse_lsn
+from headwater.replication.computed import RefreshState, moved
 from headwater.replication.meters import Flow, Totals
 from headwater.source.connect import SourceSettings, connect, of_each, source_errors
 from headwater.source.readiness.finding import Finding
@@ -97,7 +98,8 @@ class ReplicatorHealth:
     """What a replicator reports. `since` is when the state began, `at` when this was reported, both in seconds since
     1970 by the clock of the replicator's machine. `trouble` is the last error, kept when it is over; see `cause`.
     `findings`, `slot` and `triggers` were seen at `looked_at`. `work` says for a person how far bulk work is; empty
-    when there is none; `done` says it in numbers. `totals` count since the replicator's process began."""
+    when there is none; `done` says it in numbers. `totals` count since the replicator's process began. `computed` are
+    the computed tables as they stood at `looked_at`."""
 
     state: ReplicationState
     since: float
@@ -112,6 +114,7 @@ class ReplicatorHealth:
     work: str = ""
     done: BulkProgress | None = None
     totals: Totals = field(default_factory=Totals)
+    computed: tuple[RefreshState, ...] = ()
 
     @property
     def cause(self) -> Trouble | None:
@@ -153,7 +156,8 @@ class SourceStatus:
 
     The store lacks `lag_bytes` of the source's log, and may lack what was committed up to `lag_seconds` ago; None when
     that is not known, which it was last at `lag_known_at`. `wal_status` says whether the source still has all of it.
-    `compared` are the tables that are being compared with the source; `work` and `done` are the progress of bulk work.
+    `compared` are the tables that are being compared with the source, `computed` its computed tables; `work` and `done`
+    are the progress of bulk work.
     """
 
     source: str
@@ -176,6 +180,7 @@ class SourceStatus:
     work: str = ""
     done: BulkProgress | None = None
     totals: Totals = field(default_factory=Totals)
+    computed: tuple[RefreshState, ...] = ()
 
     @property
     def runs(self) -> bool:
@@ -213,6 +218,7 @@ def find_status(source: str, heard: ReplicatorStatus, log_end: LogEnd | None, no
         work=health.work if state.runs else "",
         done=health.done if state.runs else None,
         totals=health.totals,
+        computed=health.computed,
     )
     return _with_lag(found, health.flow, heard, log_end, now)
 
@@ -239,6 +245,7 @@ def _by_our_clock(health: ReplicatorHealth, reported_at: float) -> ReplicatorHea
         trouble=trouble,
         looked_at=looked_at,
         flow=health.flow.moved(off),
+        computed=tuple(moved(each, off) for each in health.computed),
     )
 
 

@@ -19,7 +19,7 @@ from headwater.source.readiness.finding import Finding
 
 SCHEMA = "headwater_source"
 
-_PREFIX, _CONTENT = "headwater", b"ddl"
+_PREFIX, _CONTENT, _REFRESH = "headwater", b"ddl", b"refresh "
 
 # The exception block is a subtransaction, so Postgres may send the message after the row that follows.
 # The function runs with the rights of the role that changes the table, and must not give it more: so search_path is
@@ -103,6 +103,13 @@ class Installed:
 def is_hint(message: LogicalMessage) -> bool:
     """Whether a message of the stream says that the catalog may have changed. Any role can write one."""
     return message.prefix == _PREFIX and message.content.split(b" ", 1)[0] == _CONTENT
+
+
+def asked_refresh(message: LogicalMessage) -> str:
+    """The computed table that a message asks to refresh; empty for other messages. Any role can write one."""
+    if message.prefix != _PREFIX or not message.content.startswith(_REFRESH):
+        return ""
+    return message.content.removeprefix(_REFRESH).strip().decode(errors="replace")
 
 
 def told_names(message: LogicalMessage) -> Mapping[int, tuple[str, str]]:

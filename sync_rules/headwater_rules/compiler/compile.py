@@ -76,13 +76,23 @@ def _compiled(
     config: Config, default_schema: str, checks: SourceChecks | None, report: Report, *, advise: bool
 ) -> Compiled:
     _bound(config)
-    job = Compilation(config.options, Catalog(config.options.conversion), default_schema, report, checks)
+    computed = {source.table.name: source.table for source in config.tables}
+    job = Compilation(
+        config.options, Catalog(config.options.conversion), default_schema, report, checks, computed=computed
+    )
     streams = _streams(job, config)
     if checks is not None:
         checks.report_to(report, strict=config.options.strict)
     if report.errors:
         raise report.as_errors()
-    plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
+    plan = SyncPlan(
+        job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion, tuple(computed.values())
+    )
+    read = set(plan.tables())
+    for source in config.tables:
+        if source.table.pattern not in read:
+            message = f"no stream reads the table `{source.table.name}`, so it is not computed"
+            source.key.warn(RuleCode.NO_EFFECT, message, "select from it in a stream, or remove it")
     if advise:
         keys = {each.name: each.key for each in config.streams} | {each.name: each.key for each in config.buckets}
         for found in buckets_per_row(plan):

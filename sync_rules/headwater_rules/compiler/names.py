@@ -13,7 +13,7 @@ from headwater_rules.compiler.request_values import RequestNames, Semantics
 from headwater_rules.compiler.schema_checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import Report, RuleCode, did_you_mean
-from headwater_rules.plan import RowFunction, TablePattern
+from headwater_rules.plan import ComputedTable, RowFunction, TablePattern
 from headwater_rules.text.sqltext import SqlText, error_at, identifier, unsupported, warning_at
 
 MAX_TABLES = 100  # planning takes time in the cube of their number
@@ -38,7 +38,7 @@ class Context:
     """What the SELECTs of one query share. `ctes` are the SQL texts that names in FROM may refer to, `used` collects
     those that were used, and `hidden` are the names of CTEs that can't be used inside the CTE `within`. Findings go to
     `report`; after a fatal one the result must not be used. `checks` compares with the source, if its schema is
-    known."""
+    known; `computed` are the computed tables, by name."""
 
     semantics: Semantics
     ctes: Mapping[str, SqlText]
@@ -49,6 +49,7 @@ class Context:
     checks: SourceChecks | None = None
     hidden: frozenset[str] = frozenset()
     within: str = ""
+    computed: Mapping[str, ComputedTable] = field(default_factory=dict)
 
     def inside(self, cte: str) -> Context:
         """The context for the inside of a CTE. CTEs can't use each other."""
@@ -111,6 +112,11 @@ class Context:
     def table(self, node: exp.Table) -> TableRef:
         """The source table that a name in FROM refers to."""
         alias = node.args.get("alias")
+        quoted = bool(alias and alias.this.args.get("quoted"))
+        named = identifier(alias.this) if alias else None
+        computed = None if node.args.get("db") else self.computed.get(identifier(node.this))
+        if computed is not None:
+            return TableRef(computed.pattern, named, quoted, node)
         schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
         if node.args.get("catalog"):
             tag = identifier(node.args["catalog"])
@@ -118,8 +124,7 @@ class Context:
             tag, dot, rest = schema.partition(".")  # "tag.schema".table, as other services write it
             tag, schema = (tag, rest) if dot else ("default", schema)
         pattern = TablePattern(tag, schema, identifier(node.this))
-        quoted = bool(alias and alias.this.args.get("quoted"))
-        return TableRef(pattern, identifier(alias.this) if alias else None, quoted, node)
+        return TableRef(pattern, named, quoted, node)
 
 
 class ScopeNames:

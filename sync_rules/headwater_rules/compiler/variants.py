@@ -23,6 +23,7 @@ from headwater_rules.evaluate.inputs import stage_statement
 from headwater_rules.evaluate.naming import SHORT, bucket_digest, lookup_digest
 from headwater_rules.plan import (
     BucketDefinition,
+    ComputedTable,
     ConversionOptions,
     Expr,
     LookupDefinition,
@@ -109,11 +110,14 @@ class Compilation:
     report: Report
     checks: SourceChecks | None = None
     everybody: list[ForEverybody] = field(default_factory=list)
+    computed: Mapping[str, ComputedTable] = field(default_factory=dict)
 
     def context(self, requests: RequestNames, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
         """The context of a query with the edition's meaning of SQL."""
         semantics = Semantics(self.options.edition, self.options.fixed_paths, requests)
-        return Context(semantics, ctes, self.default_schema, self.report, used=used, checks=self.checks)
+        return Context(
+            semantics, ctes, self.default_schema, self.report, used=used, checks=self.checks, computed=self.computed
+        )
 
 
 def draft_query(

@@ -12,7 +12,7 @@ from headwater_rules.describe.why import Why
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.rows import TableProgram, bind_table
-from headwater_rules.plan import RowSource, Star, SyncPlan, TablePattern, Value, tag_of
+from headwater_rules.plan import COMPUTED, RowSource, Star, SyncPlan, TablePattern, Value, tag_of
 from headwater_rules.results import Put, SourceRow, SyncRequest
 
 
@@ -94,6 +94,9 @@ class World:
 
     def _name(self, table: str) -> _Table:
         qualifier, _, name = table.rpartition(".")
+        computed = next((each for each in self.plan.computed if each.name == table), None)
+        if computed is not None:
+            return _Table(computed.tag, COMPUTED, name)
         source, dot, schema = qualifier.partition(".")
         if not dot:
             source, schema = "", qualifier or self._default_schema

@@ -9,13 +9,14 @@ from typing import TypeVar
 
 from headwater_rules.errors import RuleCode
 from headwater_rules.plan import ConversionOptions
+from headwater_rules.text.computed import ComputedSource, read_computed
 from headwater_rules.text.document import Mapping, YamlItem
 from headwater_rules.text.sqltext import SqlText, read_sql
 
 _CUSTOM_WRITE_CHECKPOINTS = frozenset({"write_checkpoints", "checkpoint_requests"})
 """Events that devices would wait for: to ignore them would keep their own writes from them for ever."""
 
-_ROOT_KEYS = ("config", "streams", "with", "bucket_definitions", "event_definitions")
+_ROOT_KEYS = ("config", "tables", "streams", "with", "bucket_definitions", "event_definitions")
 _OPTION_KEYS = (
     "edition", "storage_version", "strict", "timestamp_max_precision", "timestamps_iso8601", "versioned_bucket_ids",
     "fixed_json_extract", "custom_postgres_types", "unstable_sqlite_expression_engine",
@@ -85,6 +86,7 @@ class Config:
     buckets: tuple[BucketSource, ...]
     events: tuple[EventSource, ...]
     shared_ctes: MappingType[str, SqlText]
+    tables: tuple[ComputedSource, ...] = ()
 
 
 def read_config(root: YamlItem) -> Config:
@@ -103,7 +105,7 @@ def read_config(root: YamlItem) -> Config:
     if not (streams or buckets or root.report.errors):
         item = document.get("streams") or document.get("bucket_definitions") or root
         item.warn(RuleCode.NO_EFFECT, _NOTHING, "devices get nothing: add at least one")
-    return Config(options, streams, buckets, events, shared)
+    return Config(options, streams, buckets, events, shared, _entries(document, "tables", read_computed))
 
 
 # options

@@ -50,9 +50,11 @@ def context_with(**store: object) -> JobContext:
     )
     parts: dict[str, object] = {
         "source": SimpleNamespace(name="default", tag="default"),
-        "store": SimpleNamespace(**store),
         "stream": stream,
     }
+    if "tables" in store:
+        store["all_tables"] = store["tables"]
+    parts["store"] = SimpleNamespace(**store)
     parts["schema"] = SimpleNamespace(hint=nothing)
     parts["peers"] = {"default": "default"}
     none = dict.fromkeys(("lease", "bulk", "connection"))

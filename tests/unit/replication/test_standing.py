@@ -11,6 +11,7 @@ import pytest
 from headwater.api.metrics import source_metrics
 from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.oplog.lsn import Lsn
+from headwater.replication.computed import RefreshState
 from headwater.replication.meters import Flow, FlowMeter, Totals
 from headwater.replication.status import (
     Compared,
@@ -206,6 +207,11 @@ FILLED = ReplicatorHealth(
     work="half",
     done=BulkProgress(1, 2, 3, 4, JobKind.MERGE, over=True),
     totals=Totals(1, 2, 3, 4),
+    computed=(
+        RefreshState(
+            "t", "d", "0/1", NOW, 1.5, 10, 1, "HW_2701", "what", "fix", NOW, (("public", "o"),), ("public.o",)
+        ),
+    ),
 )
 
 

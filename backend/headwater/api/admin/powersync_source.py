@@ -90,7 +90,7 @@ class SeenSource:
 
     def statuses(self, plan: SyncPlan) -> tuple[TableStatus, ...]:
         """The tables that a plan names."""
-        patterns = [pattern for pattern in plan.tables() if pattern.of(self.settings.tag)]
+        patterns = [pattern for pattern in plan.tables() if pattern.of(self.settings.tag) and not pattern.computed]
         return tuple(status for pattern in patterns for status in self._of(pattern, plan))
 
     def _of(self, pattern: TablePattern, plan: SyncPlan) -> Iterator[TableStatus]:

@@ -23,6 +23,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.startup import own_rules
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
+from headwater.replication.computed import RefreshState, refresh_findings
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.own_slot import slot_of
 from headwater.replication.status import LogEnd, ReplicationState, SourceStatus, ask_log_end, find_status
@@ -93,7 +94,8 @@ def _shown(config: ServiceConfig, *, as_json: bool) -> tuple[int, dict[str, Any]
     standing = standing_of(config, kept, source.log_end)
     if unread is not None and not standing.cause:
         standing = replace(standing, state=ReplicationState.UNKNOWN, why=f"the store can't be read: {unread}")
-    findings = (*source.findings, *disk_findings(config), *key_findings(config.auth))
+    found_by_refreshes = refresh_findings(standing.computed)
+    findings = (*source.findings, *found_by_refreshes, *disk_findings(config), *key_findings(config.auth))
     found: dict[str, Any] = {}
     if as_json:
         found = _as_dict(config, source, kept, standing, findings)
@@ -299,6 +301,8 @@ def _print(
         at_once = "by event trigger, and " if source.triggers else ""
         click.echo(f"schema    changes are detected {at_once}by polling every {PollIntervals().catalog:.0f} s")
     _print_store(config, kept)
+    for computed in standing.computed:
+        click.echo(f"  {computed.name}  {_refreshed(computed)}")
     for finding in findings:
         click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")
 
@@ -362,6 +366,13 @@ def _print_store(config: ServiceConfig, kept: StoredState | None) -> None:
         click.echo(f"  transaction {poison.lsn} {done} since {_time(poison.at)}: {poison.why}")
     for job in kept.jobs:
         click.echo(f"  {job.kind}: {job.rows:,} rows, {job.tasks} Spark tasks, {job.finished - job.started:.1f} s")
+
+
+def _refreshed(state: RefreshState) -> str:
+    if not state.lsn:
+        return "computed: not yet"
+    of = f"{state.rows:,} rows, {state.changed:,} changed, {state.seconds:.1f} s"
+    return f"computed as of {state.lsn}, {_ago(state.at)}: {of}"
 
 
 def _ago(at: float) -> str:

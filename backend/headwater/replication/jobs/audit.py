@@ -122,7 +122,7 @@ def verify_job(
     context: JobContext, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
 ) -> VerifyJob:
     """A verification of all that the store has of the source, or with `oids` of the lookups of some tables only."""
-    stored = {table.id: table for oid, table in context.stored().items() if oids is None or oid in oids}
+    stored = {table.id: table for oid, table in context.all_stored().items() if oids is None or oid in oids}
     with open_store(context.store.address).open_verify() as reader:
         ids = list(stored) if oids is not None else reader.tables(reader.definitions(context.name).sources)
     return VerifyJob(
@@ -184,7 +184,7 @@ class Rebuild(Job):
         """Write the buckets from these rows, by table id; `searched` are the last ops of the buckets from before they
         were looked for. Returns how many rows are in the buckets."""
         context, keys = self._context, self._keys
-        live = {table.id: context.stream.table(oid) for oid, table in context.stored().items()}
+        live = {table.id: context.stream.table(oid) for oid, table in context.all_stored().items()}
         foreign = {table: ids for table, ids in rows.items() if table not in live}
         with ExitStack() as stack:
             flush = stack.enter_context(context.flushed())
@@ -345,7 +345,7 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
     if not broken:
         return
     with context.flushed() as flush:
-        for oid, stored in context.stored().items():
+        for oid, stored in context.all_stored().items():
             ids = [place.row_id for place in broken if place.table == stored.id]
             table, gone = context.stream.table(oid), set(ids)
             if table is not None:

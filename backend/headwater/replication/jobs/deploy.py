@@ -14,7 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from headwater.bulk.contract import JobKind, ReprocessJob, ReprocessTable
+from headwater.replication.computed import computed_tables
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
+from headwater.replication.jobs.refresh import Refresh
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.versions import RETIRED_AT_ONCE, in_use, needed_for, part_of, waiting_note
 from headwater.storage.contract.parts import BulkOutcome
@@ -41,11 +43,14 @@ class Deploy(Job):
         self._reason = ResyncReason(Cause.NEW_IN_VERSION, str(version.id))
         self._pages = (0, 0)  # taken in, and in total
         self._resync: Resync | None = None
+        self._refresh: Refresh | None = None
         self.prepared = False
 
     def describe(self) -> str:
         if self._resync is not None:
             return f"new tables: {self._resync.describe()}"
+        if self._refresh is not None:
+            return self._refresh.describe()
         taken, pages = self._pages
         return f"took in {taken:,} of {pages:,} pages of rows" if pages else f"evaluated {self._progress}"
 
@@ -59,13 +64,14 @@ class Deploy(Job):
         complete = context.store.complete_definitions(context.name)
         missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         context.store.begin_definitions(context.lease, missing)
-        known = list(context.stored().values())
+        known = list(context.all_stored().values())
         new = self._create_tables(plan)
         context.follow([*used.plans, plan])
         with context.staging():
             try:
                 outcome = yield from self._reprocess(plan, missing, known)
                 yield from self._fill(plan, new)
+                yield from self._compute([*used.plans, plan])
             finally:
                 context.stream.recording.watch(())
             waiting = context.store.activate(context.lease, self._version.id, needed)
@@ -126,10 +132,19 @@ class Deploy(Job):
         for number, (part, page) in enumerate(pages):
             self._pages = number, len(pages)
             yield
-            if any(table.id == part.table for table in self._context.stored().values()):
+            if any(table.id == part.table for table in self._context.all_stored().values()):
                 store.take_page(lease, part, page, written.get(part.table, ()))
             # else truncated since: the rows of its new generation were evaluated by both plans
         self._pages = 0, 0
+
+    def _compute(self, plans: Sequence[SyncPlan]) -> Steps[None]:
+        """Compute new computed tables for the first time. One that can't be computed does not hold the version up."""
+        there = {table.relation.name for table in self._context.all_stored().values() if table.computed}
+        for name, table in computed_tables(plans).items():
+            if name not in there:
+                self._refresh = Refresh(self._context, plans, table)
+                yield from self._refresh.steps
+                self._refresh = None
 
     def _fill(self, plan: SyncPlan, new: frozenset[int]) -> Steps[None]:
         """Read new tables from the source."""

@@ -99,8 +99,12 @@ class JobContext:
         return frozenset(oid for oid, own in leaves.items() if own & locked)
 
     def stored(self) -> dict[int, StoredTable]:
-        """The source's tables in the store, by oid."""
+        """The tables in the store that the source streams, by oid."""
         return {table.relation.oid: table for table in self.store.tables(self.name)}
+
+    def all_stored(self) -> dict[int, StoredTable]:
+        """The same, and the computed tables."""
+        return {table.relation.oid: table for table in self.store.all_tables(self.name)}
 
     def places(self, table: int) -> Places:
         """Ranges of a table's current rows, one for a task."""
@@ -108,9 +112,9 @@ class JobContext:
 
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """Follow the stream by these plans, and by the tables as stored now. Between flushes only."""
-        stored = list(self.stored().values())
+        stored = list(self.all_stored().values())
         self.stream.renew(self.live_context(plans, stored), stored)
-        self.schema.renew(plans, stored)
+        self.schema.renew(plans, [table for table in stored if not table.computed])
 
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         return live_context(self.source, self.store, self.connection, plans, stored)

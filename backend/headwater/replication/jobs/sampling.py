@@ -275,7 +275,7 @@ class Sampling:
         self, reader: VerifyReader, sums: Sums, plans: tuple[SyncPlan, ...], sources: Collection[str]
     ) -> Iterator[int]:
         ours = {live.id: (live, table) for live, table in self._tables(plans)}
-        own = {table.id for table in self._context.stored().values()}
+        own = {table.id for table in self._context.all_stored().values()}
         reader.renew()
         for table_id in reader.tables(sources):
             live, table = ours.get(table_id, (None, None))

@@ -26,6 +26,7 @@ from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.audit import Audit
 from headwater.replication.jobs.deploy import Deploy
 from headwater.replication.jobs.job import Job, JobContext, JobOutcome
+from headwater.replication.jobs.refresh import RefreshSchedule
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.jobs.sampling import Sampling, SamplingSettings
@@ -92,7 +93,7 @@ class QueuedJob:
 class JobQueue:
     """Reads from the store which job is next. In this order: new row ids after a change of replica identity,
     comparisons of marked tables, a deploy, and what commands asked for. With none of these, bucket definitions that no
-    version needs any more are removed. All methods are called between flushes."""
+    version needs any more are removed, and computed tables refreshed. All methods are called between flushes."""
 
     def __init__(self, context: JobContext, keep_seconds: float) -> None:
         self._context = context
@@ -102,6 +103,7 @@ class JobQueue:
         self._thorough = 0.0
         self._obsolete: tuple[str, ...] = ()
         self._postponed = 0.0
+        self._refreshes = RefreshSchedule(context)
 
     def postpone_deploys(self, seconds: float) -> None:
         """Do other work before the next attempt to deploy a version."""
@@ -120,7 +122,8 @@ class JobQueue:
         """Whether to call `next`: something was submitted, a job ended, or the last look is some seconds old. Commits
         wait for each look."""
         inbox = self._context.store.change_counter()
-        if inbox == self._inbox and not self._due and time.monotonic() < self._thorough + _THOROUGH_SECONDS:
+        waits = time.monotonic() < self._thorough + _THOROUGH_SECONDS and not self._refreshes.due()
+        if inbox == self._inbox and not self._due and waits:
             return False
         self._inbox, self._due, self._thorough = inbox, False, time.monotonic()
         return True
@@ -160,9 +163,12 @@ class JobQueue:
         requests = [request for request in requests if request.kind != RequestKind.MOVE]  # those wait
         if requests:
             return self._take_request(requests[0])
-        if self._in_use().obsolete:
+        used = self._in_use()
+        if used.obsolete:
             self.follow()
-        return None
+            return None
+        refresh = self._refreshes.next(used.plans)
+        return None if refresh is None else QueuedJob(refresh)
 
     def _follow_unlocked(self, tables: Sequence[int]) -> None:
         """Follow tables that are no longer locked, before they are compared."""

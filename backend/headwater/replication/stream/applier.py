@@ -81,6 +81,8 @@ class TransactionApplier:
 
     def _consume(self, messages: Sequence[Message], size: int) -> None:
         flush = self._flush
+        if flush.commits.active:
+            flush.commits.see(messages)
         pending, tables, shapes = flush.pending, flush.tables.tables, flush.tables.shapes
         for message in messages:
             if type(message) is Insert or type(message) is Update or type(message) is Delete:

@@ -24,6 +24,7 @@ from headwater.oplog.row_id import IdentityKind
 from headwater.replication.errors import SchemaChangedError
 from headwater.replication.meters import Figures
 from headwater.replication.stream.change_log import Recording
+from headwater.replication.stream.commit_watch import CommitWatch
 from headwater.replication.stream.fold import Fold, IncompleteRows, completed
 from headwater.replication.stream.registry import TableRegistry, same_name
 from headwater.replication.tables.changes import NameBook, empty
@@ -66,6 +67,7 @@ class FlushBuilder:
         self.tables = TableRegistry(context, stored, NameBook(store, context.source).read())
         self.incomplete = IncompleteRows()
         self.recording = Recording()
+        self.commits = CommitWatch()
         self.position = position
         self.progress = StreamProgress(figures, position)
         self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read

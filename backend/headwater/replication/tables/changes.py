@@ -275,7 +275,7 @@ def attached_only(published: PublishedTable, table: StoredTable) -> PublishedTab
 
 def is_root(table: StoredTable) -> bool:
     """Whether a table's rows are in partitions, by its stored shape."""
-    return leaf_oids(table.fingerprint) != {table.relation.oid}
+    return not table.computed and leaf_oids(table.fingerprint) != {table.relation.oid}
 
 
 class NameBook:

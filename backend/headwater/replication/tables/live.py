@@ -111,7 +111,7 @@ class LiveTable:
     @property
     def name(self) -> str:
         """Schema and name, for people."""
-        return f"{self.relation.schema}.{self.relation.name}"
+        return self.relation.qualified_name
 
     @property
     def layout(self) -> int:

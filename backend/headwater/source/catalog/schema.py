@@ -293,7 +293,7 @@ def _absent(settings: SourceSettings, patterns: Sequence[TablePattern], tables: 
     findings = []
     for pattern in patterns:
         found = named_tables(tables, settings.tag, [pattern])
-        if pattern.tag != settings.tag or any(table.publishable for table in found):
+        if pattern.computed or pattern.tag != settings.tag or any(table.publishable for table in found):
             continue
         what = f"no table matches {pattern.schema}.{pattern.name}, which the sync config names"
         fix = "create it, or correct the name in the sync config"

@@ -102,11 +102,26 @@ def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, pages: Pa
 def _copy(
     conn: psycopg.Connection, pages: PageRange, batch_bytes: int, left_out: Callable[[str], None]
 ) -> Iterator[list[str]]:
-    query = copy_query(pages).as_string(conn)
+    def unreadable(cells: tuple[str, ...]) -> None:
+        left_out(str(LeftOut.of(pages.table.relation, cells)))
+
+    query = copy_query(pages).as_bytes(conn)
+    return copied_batches(conn, query, batch_bytes, unreadable, lambda result, message: _unread(message, pages))
+
+
+def copied_batches(
+    conn: psycopg.Connection,
+    query: bytes,
+    batch_bytes: int,
+    left_out: Callable[[tuple[str, ...]], None],
+    failed: Callable[[pq.abc.PGresult, bytes], Exception],
+) -> Iterator[list[str]]:
+    """The lines of a COPY in batches. Calls `left_out` with the cells of one that is not UTF-8. Raises what `failed`
+    makes of an error of the server: of its result and message."""
     pgconn = conn.pgconn
-    result = pgconn.exec_(query.encode())
+    result = pgconn.exec_(query)
     if result.status != pq.ExecStatus.COPY_OUT:
-        raise _unread(result.error_message, pages)
+        raise failed(result, result.error_message)
     # libpq returns one line a call; psycopg's Copy object would double the time for each
     get, lines, length = pgconn.get_copy_data, list[str](), 0
     while True:
@@ -116,8 +131,7 @@ def _copy(
         try:
             lines.append(str(data[: size - 1], "utf-8"))
         except UnicodeDecodeError:
-            cells = bytes(data[: size - 1]).decode(errors="surrogateescape").split("\t")
-            left_out(str(LeftOut.of(pages.table.relation, tuple(cells))))
+            left_out(tuple(bytes(data[: size - 1]).decode(errors="surrogateescape").split("\t")))
             continue
         length += size
         data = memoryview(b"")  # a large row is not kept twice while it is worked on
@@ -129,7 +143,7 @@ def _copy(
     while pgconn.get_result() is not None:
         pass  # else the connection does not accept another command
     if size == -2 or result.status != pq.ExecStatus.COMMAND_OK:
-        raise _unread(message, pages)
+        raise failed(result, message)
     yield lines
 
 

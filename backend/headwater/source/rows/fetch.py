@@ -113,17 +113,21 @@ class RowFetcher:
         return True
 
     def _unseen(self, xids: Sequence[int]) -> bool:
-        # A transaction holds the lock on its own id until it is visible
-        query = (
-            "select exists (select from pg_locks where locktype = 'transactionid' and granted"
-            " and transactionid = any(%s::text[]::xid[]))"
-        )
         with source_errors(self._settings), self._shared.use() as conn:
-            return conn.execute(query, [list(map(str, xids))]).fetchall() == [(True,)]
+            return any_unseen(conn, xids)
 
     def close(self) -> None:
         self.generated.close()
         self._shared.close()
+
+
+def any_unseen(conn: psycopg.Connection, xids: Collection[int]) -> bool:
+    """Whether one of these transactions, which the stream has brought, is not visible to other sessions yet."""
+    query = (  # a transaction holds the lock on its own id until it is visible
+        "select exists (select from pg_locks where locktype = 'transactionid' and granted"
+        " and transactionid = any(%s::text[]::xid[]))"
+    )
+    return conn.execute(query, [list(map(str, xids))]).fetchall() == [(True,)]
 
 
 def _rows(

@@ -134,6 +134,11 @@ class StoredTable:
     def relation(self) -> Relation:
         return self.layouts[-1]
 
+    @property
+    def computed(self) -> bool:
+        """Whether its rows are the result of a query, rather than those of a table of the source."""
+        return self.relation.computed
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicationProgress:

@@ -232,7 +232,7 @@ def _tables(db: Cursor, sizes: Mapping[str, int]) -> Iterator[TableStats]:
         suspects = db.rows(db.dialect.large_rows.format(table=table), OVERSIZED)
         large = [row for each in suspects if (row := large_row(*each)).size]
         yield TableStats(
-            name=f"{relation.schema}.{relation.name}",
+            name=relation.qualified_name,
             source=source,
             generation=table,
             rows=_number(db, f"select count(*) from rows_{table:d}"),

@@ -97,7 +97,11 @@ class StoreWriter(ABC):
             return generations.source_state(db, tag)
 
     def tables(self, tag: str) -> list[StoredTable]:
-        """The active generations of a source's tables."""
+        """The active generations of the tables that a source streams."""
+        return [table for table in self.all_tables(tag) if not table.computed]
+
+    def all_tables(self, tag: str) -> list[StoredTable]:
+        """The same, and those of its computed tables."""
         with self._work() as db:
             return generations.active(db, tag)
 

@@ -1,0 +1,371 @@
+"""Refreshes a computed table: runs its query in the source, and merges the rows in which the result differs.
+
+1. In one snapshot of the source, the query is described. The table is created, or gets another layout, if need be.
+2. The result is compared with the current rows by key and digest, in this process.
+3. When the stream has passed the snapshot, what differs is written in one transaction of the store: a device never
+   shows rows of two results, nor a result that is newer than the tables beside it.
+
+Nothing else writes the rows of a computed table, so nothing has to be known of the time between. A crash leaves the
+table as it was, or as it is to be; the next refresh then finds nothing to do. A fault of the query or its result is
+noted, and leaves all rows as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from headwater.bulk.contract import CompareJob, Difference, JobKind
+from headwater.decode.copytext import key_cells, split_line
+from headwater.failpoints import failpoint
+from headwater.oplog.change import Relation
+from headwater.oplog.lsn import format_lsn
+from headwater.oplog.row_id import RowIdentity
+from headwater.pipeline.compare import BothSides, StoreRows, keyed_row
+from headwater.replication.computed import (
+    RefreshState,
+    computed_tables,
+    definition_of,
+    note_states,
+    refresh_states,
+)
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
+from headwater.replication.tables.changes import empty
+from headwater.source.rows.query import ComputedTableError, Described, ResultReader
+from headwater.storage.contract.reason import Cause, ResyncReason
+from headwater.storage.contract.store import StoredTable
+from headwater_rules.plan import ComputedTable, SyncPlan
+
+_log = logging.getLogger(__name__)
+
+_MEMORIES = 4
+"""How many times the source's memory, in characters, both sides of a comparison may take."""
+_AFTER_FAULT = 60.0  # seconds, if nothing happens before
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    rows: int
+    differences: list[Difference]
+
+
+class Refresh(Job):
+    """Refreshes one table that `plans` read. The result shows the transactions `after` (by xid)."""
+
+    kind = JobKind.REFRESH
+
+    def __init__(
+        self, context: JobContext, plans: Sequence[SyncPlan], table: ComputedTable, after: Collection[int] = ()
+    ) -> None:
+        super().__init__(context)
+        self.table = table
+        self.after = frozenset(after)
+        self.done = False
+        self._plans = plans
+        self._doing = "waiting for the source"
+        self._reader = ResultReader(context.source, table, self._closed)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended: `done`, or cut short."""
+        return self._closed.is_set()
+
+    def describe(self) -> str:
+        return f"computed table {self.table.name}: {self._doing}"
+
+    def tables_changed(self, oids: frozenset[int]) -> bool:
+        return True  # those are streamed ones
+
+    def _run(self) -> Steps[JobOutcome]:
+        started = time.time()
+        try:
+            yield from self._refresh(started)
+        except ComputedTableError as error:
+            _log.warning("%s", error)
+            self._note(
+                replace(
+                    self._state(),
+                    tried=definition_of(self.table),
+                    code=error.code,
+                    what=error.what,
+                    fix=error.fix,
+                    failed_at=time.time(),
+                )
+            )
+        self.done = True
+        return JobOutcome()
+
+    def _refresh(self, started: float) -> Steps[None]:
+        context, reader = self._context, self._reader
+        opening = Background(partial(reader.open, self.after), JobKind.REFRESH)
+        try:
+            described = yield from opening.steps()
+            stored = self._fitted(described)
+            if stored is None:
+                return
+            ranges = context.places(stored.id).ranges
+            comparing = Background(partial(self._compare, stored, self._job(stored), ranges), JobKind.REFRESH)
+        except BaseException:
+            reader.cancel()
+            opening.discard(lambda _: reader.close())
+            raise
+        try:
+            self._doing = "comparing its result"
+            compared = yield from comparing.steps()
+        except BaseException:
+            reader.cancel()
+            raise
+        self._doing = "waiting for the stream"
+        while context.stream.position < reader.seen:
+            yield
+        failpoint("refresh.before_merge")
+        ops = self._merge(stored, compared.differences)
+        yield  # the flush may be open until the stream has passed values that it read
+        failpoint("refresh.after_merge")
+        if stored.resync is not None:
+            context.store.mark_resync(context.lease, [stored.id], None)
+            context.stream.tables.mark_clean([stored.id])
+        self._note(
+            RefreshState(
+                self.table.name,
+                definition_of(self.table),
+                format_lsn(reader.seen),
+                time.time(),
+                time.time() - started,
+                compared.rows,
+                len(compared.differences),
+                reads=tuple(sorted(described.reads)),
+                unseen=described.unseen,
+            )
+        )
+        level = logging.INFO if compared.differences else logging.DEBUG
+        _log.log(
+            level,
+            "computed table %s as of %s: %d rows, %d differ, %d ops",
+            *(self.table.name, format_lsn(reader.seen), compared.rows, len(compared.differences), ops),
+        )
+
+    # the table in the store
+
+    def _fitted(self, described: Described) -> StoredTable | None:
+        """The stored table, made what the result needs, and followed. None when no plan reads it."""
+        context, definition = self._context, definition_of(self.table)
+        there = {table.relation.oid: table for table in context.store.all_tables(context.name) if table.computed}
+        stored = next((each for each in there.values() if each.relation.name == self.table.name), None)
+        if stored is not None and _key(stored.relation) != _key(described.relation):
+            _log.info("computed table %s has another key: its rows are removed first", self.table.name)
+            remove_computed(context, stored, self._plans)
+            stored = None
+        if stored is None:
+            relation = replace(described.relation, oid=min([0, *there]) - 1)
+            (stored,) = context.store.create_tables(
+                context.lease, context.name, [(relation, definition)], ResyncReason(Cause.NEW)
+            )
+            context.follow(self._plans)
+        else:
+            stored = self._refitted(stored, replace(described.relation, oid=stored.relation.oid), definition)
+        return None if context.stream.table(stored.relation.oid) is None else stored
+
+    def _refitted(self, stored: StoredTable, relation: Relation, definition: str) -> StoredTable:
+        context = self._context
+        if stored.relation == relation and stored.fingerprint == definition:
+            if context.stream.table(relation.oid) is None:
+                context.follow(self._plans)
+            return stored
+        now = {column.name for column in relation.columns}
+        gone = [column.name for column in stored.relation.columns if column.name not in now]
+        if gone and stored.fingerprint == definition:
+            what = f"the result has no column {', '.join(gone)} any more, though the query is the same"
+            fix = "name the columns in the query; an edited query may drop them"
+            raise self._reader.fault(what, fix, "HW_2705")
+        if stored.relation != relation:
+            mark = stored.resync or ResyncReason(Cause.REDEFINED)
+            context.store.mark_resync(context.lease, [stored.id], mark)
+            failpoint("refresh.marked")
+        context.store.add_layout(context.lease, stored.id, relation, definition)
+        context.follow(self._plans)
+        return context.all_stored()[relation.oid]
+
+    # its rows
+
+    def _job(self, stored: StoredTable) -> CompareJob:
+        """What reading the store's rows takes. Rows are evaluated only after the columns changed."""
+        context = self._context
+        return CompareJob(
+            source=context.source,
+            snapshot="",
+            tables=(),
+            plans=tuple(self._plans) if stored.has(Cause.REDEFINED) else (),
+            types=types_of(context.connection, [stored]),
+            keys=context.store.keys(),
+            store=context.store.address,
+            directory="",
+        )
+
+    def _compare(self, stored: StoredTable, job: CompareJob, ranges: Sequence[tuple[int, int]]) -> _Compared:
+        """In a thread: read the result, and the stored rows at places within `ranges`. Closes the reader. Raises
+        ComputedTableError."""
+        both, rows = BothSides(), 0
+        relation = stored.relation
+        identity, width = RowIdentity.of(relation), len(relation.columns)
+        try:
+            for lines in self._reader.lines(relation, job.source.batch_bytes):
+                keys = [key_cells(line, width, identity.columns) for line in lines]
+                self._check_nulls(relation, keys, identity)
+                both.of_source(
+                    [
+                        keyed_row(job.keys, key, line, line)
+                        for key, line in zip(map(identity.key, keys), lines, strict=True)
+                    ]
+                )
+                rows += len(lines)
+                self._check_size(both, job)
+            self._reader.finish()
+            for first, end in ranges:
+                for batch in StoreRows(stored, first, end).rows(job):
+                    both.of_store(batch)
+                    self._check_size(both, job)
+        finally:
+            self._reader.close()
+        differences = both.differences(stored.id)
+        twice = sum(each.copies > 1 for each in differences)
+        if twice:
+            what = f"{twice:,} keys ({', '.join(self.table.key)}) are in several rows of the result"
+            raise self._reader.fault(what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
+        return _Compared(rows, differences)
+
+    def _check_nulls(self, relation: Relation, keys: Sequence[Sequence[str | None]], identity: RowIdentity) -> None:
+        for place in identity.columns:
+            if any(cells[place] is None for cells in keys):
+                what = f"a row of the result has no value in {relation.columns[place].name}, which is of the key"
+                raise self._reader.fault(what, "leave such rows out, or `coalesce` the value", "HW_2704")
+
+    def _check_size(self, both: BothSides, job: CompareJob) -> None:
+        limit = _MEMORIES * job.source.memory_bytes
+        if both.size > limit:
+            what = f"the result takes more than {limit >> 20:,} MB to compare"
+            raise self._reader.fault(what, "select fewer rows or columns, or raise the source's memory", "HW_2706")
+
+    def _merge(self, stored: StoredTable, differences: Sequence[Difference]) -> int:
+        """Write what differs in one transaction. Returns the number of ops."""
+        live = self._context.stream.table(stored.relation.oid)
+        if live is None or not differences:
+            return 0
+        width = len(stored.relation.columns)
+        states = {key: split_line(line, width) if copies else None for _, key, line, copies in differences}
+        return self._context.stream.merge(live, states, waiting=(), reevaluate=stored.has(Cause.REDEFINED))
+
+    # what is kept of it
+
+    def _state(self) -> RefreshState:
+        known = refresh_states(self._context.store, self._context.name)
+        return known.get(self.table.name, RefreshState(self.table.name))
+
+    def _note(self, state: RefreshState) -> None:
+        states = refresh_states(self._context.store, self._context.name) | {state.name: state}
+        note_states(self._context.store, self._context.lease, states)
+
+
+def _key(relation: Relation) -> list[str]:
+    return [column.name for column in relation.columns if column.key]
+
+
+def remove_computed(context: JobContext, table: StoredTable, plans: Sequence[SyncPlan]) -> None:
+    """Remove a computed table and its rows, from devices too. Between flushes only."""
+    with context.flushed() as flush:
+        live = context.stream.table(table.relation.oid)
+        emptied = flush.truncate(table.id, ()) if live is None else empty(flush, live, context.store.keys())
+    context.store.drop_table(context.lease, emptied)
+    context.follow(plans)
+
+
+class RefreshSchedule:
+    """Decides which computed table is refreshed next. All methods are called between flushes."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._tables: Mapping[str, ComputedTable] = {}
+        self._states: dict[str, RefreshState] = {}
+        self._ended: dict[str, float] = {}  # by the monotonic clock, in this run
+        self._wanted: dict[str, set[int]] = {}
+        self._watched: dict[str, frozenset[tuple[str, str]]] = {}
+        self._current: Refresh | None = None
+
+    def due(self) -> bool:
+        """Whether `next` would return a job, as far as is known."""
+        self._take()
+        return self._next() is not None
+
+    def next(self, plans: Sequence[SyncPlan]) -> Refresh | None:
+        """The refresh to run now, of the tables that these plans read. Tables that none of them reads are removed."""
+        self._take()
+        self._follow(plans)
+        name = self._next()
+        if name is None:
+            return None
+        self._current = Refresh(self._context, plans, self._tables[name], self._wanted.get(name, ()))
+        return self._current
+
+    def _follow(self, plans: Sequence[SyncPlan]) -> None:
+        context, tables = self._context, computed_tables(plans)
+        for stored in context.store.all_tables(context.name):
+            if stored.computed and stored.relation.name not in tables:
+                _log.info("computed table %s is in no sync config any more: its rows are removed", stored.relation.name)
+                remove_computed(context, stored, plans)
+        self._states = refresh_states(context.store, context.name)
+        if self._states.keys() - tables.keys():
+            self._states = {name: state for name, state in self._states.items() if name in tables}
+            note_states(context.store, context.lease, self._states)
+        self._tables = tables
+        self._watch()
+
+    def _watch(self) -> None:
+        """Watch the stream for the tables that are known to be read."""
+        self._watched = {
+            name: frozenset({*self._states.get(name, RefreshState(name)).reads, *table.refresh.after})
+            for name, table in self._tables.items()
+        }
+        self._context.stream.commits.watch(self._watched)
+
+    def _take(self) -> None:
+        """Take over what the stream brought, and how the last refresh ended."""
+        for name, xids in self._context.stream.commits.take().items():
+            self._wanted.setdefault(name, set()).update(xids)
+        job = self._current
+        if job is None or not job.over:
+            return
+        self._current = None
+        if job.done:
+            self._ended[job.table.name] = time.monotonic()
+            before = self._watched.get(job.table.name, frozenset())
+            left = self._wanted.pop(job.table.name, set()) - job.after
+            self._states = refresh_states(self._context.store, self._context.name)
+            self._watch()
+            unwatched = self._watched.get(job.table.name, before) - before
+            if left or unwatched:  # a commit may have come before its table was watched
+                self._wanted[job.table.name] = left
+
+    def _next(self) -> str | None:
+        found = ((self._seconds_to(table), name) for name, table in self._tables.items())
+        ready = sorted(each for each in found if each[0] is not None and each[0] <= 0)
+        return ready[0][1] if ready else None
+
+    def _seconds_to(self, table: ComputedTable) -> float | None:
+        """In how many seconds a table is due; None for one that waits for a commit."""
+        refresh, state = table.refresh, self._states.get(table.name, RefreshState(table.name))
+        ended = self._ended.get(table.name)
+        if ended is None:
+            new = state.code or state.tried != definition_of(table)
+            if new or refresh.every is None or refresh.after or refresh.after_read:
+                return 0.0  # commits from before the start may not have been taken into account
+            return state.at + refresh.every - time.time()
+        since = time.monotonic() - ended
+        waits = [refresh.every] if refresh.every is not None else []
+        if table.name in self._wanted or state.tried != definition_of(table):
+            waits.append(0.0)
+        if state.code:
+            waits.append(_AFTER_FAULT)
+        return max(min(waits), refresh.least) - since if waits else None

@@ -1,0 +1,217 @@
+"""Reads the result of a computed table's query, in one snapshot of the source.
+
+The query is text of the sync config that becomes part of a COPY statement. So it is prepared alone first, which
+Postgres does only for a single statement: what it reads as one whole statement can't end the parentheses that it is put
+in. The transaction is read only, and a read-only role is enough.
+
+https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-EXT-QUERY
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import psycopg
+from psycopg import errors, pq
+
+from headwater.decode.pgoutput import LeftOut
+from headwater.errors import HeadwaterError
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.lsn import Lsn
+from headwater.source.connect import SourceSettings, connect, source_errors, text_as_it_is
+from headwater.source.head import ping_statement
+from headwater.source.rows.copy import copied_batches
+from headwater.source.rows.fetch import any_unseen
+from headwater.source.slot import end_of_log
+from headwater_rules.plan import COMPUTED, ComputedTable
+
+_log = logging.getLogger(__name__)
+
+_UNSEEN_PAUSE = 0.02
+_NO_FAULT = ("08", "53", "57P", "58")
+"""Classes of SQLSTATE that say nothing about a query: connection, resources, shutdown, system."""
+
+Named = tuple[str, str]
+"""Schema and name of a table."""
+
+
+class ComputedTableError(HeadwaterError):
+    """A computed table can't be computed as it is. Its rows stay as they were."""
+
+    code = "HW_2701"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A query's result: the relation that its rows are of (with an oid of 0), and the tables that it reads, by name:
+    all that these are partitions of and have as partitions, too. None of the changes of `unseen` are streamed."""
+
+    relation: Relation
+    reads: frozenset[Named]
+    unseen: tuple[str, ...]
+
+
+class ResultReader:
+    """Reads one result. `open`, `lines` and `finish` are called in this order, by any threads; when one of them fails,
+    the connection is closed. They raise ComputedTableError where the table is at fault, else errors of the source."""
+
+    def __init__(self, settings: SourceSettings, table: ComputedTable, stop: threading.Event) -> None:
+        self._settings = settings
+        self._table = table
+        self._stop = stop
+        self._conn: psycopg.Connection | None = None
+        self.seen = Lsn(0)
+        """A position not before any commit that the result shows, after `open`."""
+
+    def open(self, wait_for: Collection[int] = ()) -> Described:
+        """Take a snapshot that shows the transactions `wait_for`, which the stream has brought, and describe the
+        result."""
+        try:
+            with source_errors(self._settings):
+                self._conn = conn = connect(self._settings, application_name="headwater query", patient=True)
+                while wait_for and any_unseen(conn, wait_for) and not self._stop.is_set():
+                    time.sleep(_UNSEEN_PAUSE)
+                conn.execute("begin transaction isolation level repeatable read read only")
+                milliseconds = round(self._table.refresh.timeout * 1_000)
+                conn.execute(b"set local statement_timeout = %d" % milliseconds)
+                self.seen = end_of_log(conn)  # the first query takes the snapshot, and then reads the position
+                return self._described(conn)
+        except BaseException:
+            self.close()
+            raise
+
+    def lines(self, relation: Relation, batch_bytes: int) -> Iterator[list[str]]:
+        """The rows as COPY text, in batches. Rows with text that is not UTF-8 are left out, and logged."""
+
+        def left_out(cells: tuple[str, ...]) -> None:
+            _log.error("%s", LeftOut.of(relation, cells))
+
+        assert self._conn is not None
+        query = b"copy (" + self._table.query.encode() + b"\n) to stdout"
+        try:
+            with source_errors(self._settings), text_as_it_is(self._conn):
+                yield from copied_batches(
+                    self._conn, query, batch_bytes, left_out, lambda result, _: self._failure(result)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def finish(self) -> None:
+        """End the transaction, and write a record to the log, so that even an idle stream passes `seen`."""
+        assert self._conn is not None
+        try:
+            with source_errors(self._settings):
+                self._conn.execute("commit")
+                self._conn.execute(ping_statement(self._conn.info.server_version))
+        finally:
+            self.close()
+
+    def cancel(self) -> None:
+        """End what another thread waits for."""
+        with suppress(psycopg.Error, AttributeError):  # there is no connection, or no longer
+            if self._conn is not None:
+                self._conn.cancel()
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+
+    def _described(self, conn: psycopg.Connection) -> Described:
+        query = self._table.query.encode()
+        self._checked(conn.pgconn.prepare(b"", query))
+        result = self._checked(conn.pgconn.describe_prepared(b""))
+        names = [(result.fname(number) or b"").decode() for number in range(result.nfields)]
+        self._check_names(names)
+        columns = tuple(
+            Column(name, result.ftype(number), result.fmod(number), name in self._table.key)
+            for number, name in enumerate(names)
+        )
+        after = {*self._table.refresh.after}
+        if self._table.refresh.after_read:
+            explained = self._checked(conn.pgconn.exec_params(b"explain (verbose, format json) " + query, None))
+            after |= set(_scanned(orjson.loads(explained.get_value(0, 0) or b"[]")))
+        relation = Relation(0, COMPUTED, self._table.name, ReplicaIdentity.INDEX, columns)
+        families = {name: _family(conn, self._settings, name) for name in sorted(after)}
+        unseen = tuple(".".join(name) for name, (_, streamed) in families.items() if not streamed)
+        return Described(relation, frozenset[Named]().union(*(names for names, _ in families.values())), unseen)
+
+    def _check_names(self, names: list[str]) -> None:
+        if not names:
+            raise self.fault("the query of a computed table returns no rows", "write a SELECT", "HW_2701")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            what = f"two columns of the result are called {twice[0]}"
+            raise self.fault(what, "give one of them another name: `AS …`", "HW_2705")
+        if lacking := [name for name in self._table.key if name not in names]:
+            what = f"the result has no column {lacking[0]}, which is of the key"
+            raise self.fault(what, f"select it, or correct `key`; there are: {', '.join(names)}", "HW_2705")
+
+    def _checked(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
+        if result.status not in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
+            raise self._failure(result)
+        return result
+
+    def _failure(self, result: pq.abc.PGresult) -> Exception:
+        """The error for a result of the server: the table's fault, unless it says nothing about the query."""
+        error = errors.error_from_result(result)
+        state = error.sqlstate or ""
+        if not state or state.startswith(_NO_FAULT):
+            return error
+        if isinstance(error, errors.QueryCanceled):
+            limit = f"{self._table.refresh.timeout:g} s"
+            fix = "make it faster, such as by an index, or raise `timeout` under `refresh`"
+            return self.fault(f"the query took longer than {limit}", fix, "HW_2702")
+        # A message about a value quotes it
+        said = type(error).__name__ if isinstance(error, psycopg.DataError | psycopg.IntegrityError) else ""
+        said = said or error.diag.message_primary or type(error).__name__
+        fix = (
+            "grant it to the role, or correct the query" if state == "42501" else "correct the query, or what it reads"
+        )
+        return self.fault(f"Postgres refuses the query: {said}", fix, "HW_2701")
+
+    def fault(self, what: str, fix: str, code: str) -> ComputedTableError:
+        """An error of the table."""
+        return ComputedTableError(what, f"computed table {self._table.name}", fix, code=code)
+
+
+def _scanned(plan: Any) -> Iterator[Named]:
+    """The tables in a plan of EXPLAIN (VERBOSE, FORMAT JSON). It has the tables of views in place of these."""
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+        elif isinstance(node, dict):
+            if "Relation Name" in node and "Schema" in node:
+                yield node["Schema"], node["Relation Name"]
+            waiting += node.values()
+
+
+# The stream calls a partition by its own name, or by its root's, as its publication says
+_FAMILY = """
+with recursive up(oid) as (
+    select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = %(schema)s and c.relname = %(name)s
+    union select i.inhparent from up join pg_inherits i on i.inhrelid = up.oid
+), family(oid) as (
+    select oid from up union select i.inhrelid from family join pg_inherits i on i.inhparent = family.oid
+)
+select n.nspname::text, c.relname::text, exists (
+    select from pg_publication_tables p
+    where p.pubname = any(%(publications)s::text[]) and p.schemaname = n.nspname and p.tablename = c.relname)
+from family f join pg_class c on c.oid = f.oid join pg_namespace n on n.oid = c.relnamespace
+"""
+
+
+def _family(conn: psycopg.Connection, settings: SourceSettings, table: Named) -> tuple[frozenset[Named], bool]:
+    """The table, and all that it is a partition of or has as partitions; and whether any of them is published."""
+    named = {"schema": table[0], "name": table[1], "publications": list(settings.publications)}
+    rows = conn.execute(_FAMILY, named).fetchall()
+    return frozenset({table, *((schema, name) for schema, name, _ in rows)}), any(each[2] for each in rows)
