@@ -5,9 +5,15 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from headwater.insight.explain import explain_row
+from headwater.insight.rows import CurrentRows
 from headwater.replication.computed import RefreshState, refresh_states
+from headwater.sync.request import RequestLimits
+from headwater_rules.results import SyncRequest
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import config_of, free_port
 from tests.support.fix_sources import NewSources
 from tests.support.waiting import wait_until
 
@@ -66,8 +72,12 @@ def orders(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
-def test_device_gets_result_of_query(deploy: Deploy, orders: SourceDb) -> None:
-    deployment = deploy(config()).start()
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_device_gets_result_of_query(
+    deploy: Deploy, orders: SourceDb, store: str, request: pytest.FixtureRequest
+) -> None:
+    storage = request.getfixturevalue("postgres_storage") if store == "postgres" else None
+    deployment = deploy(config(), storage=storage).start()
     refreshed(deployment)
     assert shown(deployment) == totals(orders)
 
@@ -303,3 +313,33 @@ streams:
     wait_until(lambda: sums() == {"sums_a": "500500", "sums_b": "55"}, "the sums", 30)
     sources["b"].source.execute("delete from orders where id = 10")
     wait_until(lambda: sums() == {"sums_a": "500500", "sums_b": "45"}, "the new sum", 30)
+
+
+REFRESH_POINTS = ("refresh.marked", "refresh.before_merge", "refresh.after_merge")
+
+
+@pytest.mark.parametrize("point", REFRESH_POINTS)
+def test_killed_refresh_is_made_up_for(deploy: Deploy, orders: SourceDb, launch: Launch, point: str) -> None:
+    deployment = deploy(config(refresh=AFTER)).start()
+    shows_truth(deployment, orders)
+    deployment.stop_and_let_go()
+    orders.execute("update orders set amount = 0 where account_id = 'a3'; delete from orders where account_id = 'a4'")
+    deployment.yaml = config(TOTALS.replace("count(*) AS n", "count(*) AS number"), refresh=AFTER)
+    running = launch("replicate", config_of(deployment, free_port()), failpoint=point)
+    running.died_at(point)
+    deployment.start()
+    wanted = {a: {"account_id": a, "total": row["total"], "number": row["n"]} for a, row in totals(orders).items()}
+    wait_until(lambda: shown(deployment) == wanted, "the device to show the sums", 30)
+    assert len(wanted) == 99
+
+
+def test_rows_are_explained_as_of_their_state(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config()).start()
+    shows_truth(deployment, orders)
+    with deployment.store() as store:
+        current = CurrentRows(store, (deployment.settings,))
+        request = SyncRequest({"sub": "ann"})
+        found = explain_row(deployment.reader, current, request, "account_totals", "a1", RequestLimits())
+    assert found.included
+    (note,) = [note for note in found.notes if "is computed" in note]
+    assert state(deployment).lsn in note

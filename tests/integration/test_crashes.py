@@ -31,6 +31,7 @@ from tests.integration.little_source import (
     sides_of,
 )
 from tests.integration.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
+from tests.integration.test_computed_tables import REFRESH_POINTS
 from tests.integration.test_lake_command import LAKE_POINTS
 from tests.integration.test_upload_crashes import UPLOAD_POINTS
 from tests.support.each_once import Writer, assert_each_once, snapshot_of_empty_table, write
@@ -238,7 +239,7 @@ def test_every_failpoint_is_tested() -> None:
     code = Path(headwater.__path__[0]).rglob("*.py")
     named = {name for file in code for name in re.findall(r'failpoint\("([^"]+)"\)', file.read_text(encoding="utf-8"))}
     uploads = {point.partition(":")[0] for point in UPLOAD_POINTS}
-    assert named == {*FAVOURITES, *MIGRATION_POINTS, *LAKE_POINTS, *uploads}
+    assert named == {*FAVOURITES, *MIGRATION_POINTS, *LAKE_POINTS, *uploads, *REFRESH_POINTS}
     assert named >= {*FLUSH_POINTS, *BULK_POINTS}
 
 

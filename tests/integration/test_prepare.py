@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from psycopg import sql
@@ -13,8 +16,9 @@ from headwater.source.connect import SourceRefusedError, SourceSettings, SourceU
 from headwater.source.readiness.checks import SourceNotReadyError, raise_if_fatal, source_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.prepare import MissingRightsError, PublishRefusedError, missing_sql, prepare, sql_block
+from headwater.source.rows.query import ResultReader
 from headwater.source.slot import slot_name
-from headwater_rules.plan import TablePattern
+from headwater_rules.plan import ComputedTable, Refresh, TablePattern
 from tests.support.fix_postgres import SourceDb
 
 
@@ -305,3 +309,22 @@ def _until_asked(db: SourceDb, changes: dict[str, str]) -> None:
     """A reload takes effect a moment later: connect until the server asks for the password."""
     for _ in range(1000):
         connect(db.settings(**changes)).close()
+
+
+def test_what_computed_tables_read_is_published_and_granted(source_db: SourceDb, weak_role: str) -> None:
+    source_db.execute(
+        "create table orders (id int primary key) partition by hash (id);"
+        "create table orders_0 partition of orders for values with (modulus 1, remainder 0);"
+        "create table lines (id int primary key);"
+        'create schema hidden; create view hidden."Seen" as select l.id from lines l join orders o on o.id = l.id;'
+        f"alter role {weak_role} replication"
+    )
+    query = 'WITH w AS (SELECT id FROM hidden."Seen") SELECT count(*) AS n FROM w'
+    computed = [ComputedTable("default", "counts", query, ("n",), Refresh(after_read=True))]
+    settings = replace(source_db.settings(), user=weak_role)
+    report = prepare(settings, [computed[0].pattern], computed=computed, admin=source_db.settings())
+    assert published(source_db) == ["lines", "orders"]
+    assert f'GRANT SELECT ON "hidden"."Seen" TO "{weak_role}"' in report.done
+    with closing(ResultReader(settings, computed[0], threading.Event())) as reader:
+        assert reader.open().reads == {("public", "orders"), ("public", "orders_0"), ("public", "lines")}
+    assert prepare(settings, (), computed=computed, admin=source_db.settings()).done == ()

@@ -195,7 +195,7 @@ def run_own(uri: str, users: str | None, given: Path | None, host: str, port: in
         workspace.write_config(source, rules, address.host, address.port, None)
         stack.callback(_remove, source, mark)
         _say(f"publishing the tables of {source.address} as {mark}")
-        prepare(source, plan.tables())
+        prepare(source, plan.tables(), computed=plan.computed)
         reserved.close()
         session = f"psql postgresql://{source.user}@{source.address}"
         text = own_tables_text(address, source.address, files, rules)
@@ -241,7 +241,8 @@ def _create_source(
         else:
             _say(f"created {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
         make_policies(conn)
-    prepare(source, compile_config(files.rules.read_text(encoding="utf-8")).plan.tables())
+    plan = compile_config(files.rules.read_text(encoding="utf-8")).plan
+    prepare(source, plan.tables(), computed=plan.computed)
     return keep_running()
 
 

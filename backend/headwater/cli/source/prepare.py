@@ -32,11 +32,12 @@ def prepare_source(
     """Publish the tables of a source that the sync config names, or all, and print what was done; with `upload` also
     create what uploads to it need. With `print_sql`, only print the SQL. Returns False when something is left to do, as
     when a table of uploads can't be written."""
-    tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
+    plan = None if all_tables else compile_config(config.sync_text()).plan
+    tables, computed = (None, ()) if plan is None else (plan.tables(), plan.computed)
     admin = None if admin_uri is None else with_login(config.source(), admin_uri)
     uploads = config.uploads().by_source().get(config.source().name) if upload else None
     if print_sql:
-        missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
+        missing = missing_sql(config.source(), tables, computed=computed, admin=admin, append_only=append_only)
         hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
         if uploads is not None:
             missing = (*missing, *missing_for_uploads(uploads, admin))
@@ -47,7 +48,9 @@ def prepare_source(
             click.echo(sql_block(hints))
         return True
     try:
-        prepared = prepare(config.source(), tables, admin=admin, append_only=append_only, ran=_print_ran)
+        prepared = prepare(
+            config.source(), tables, computed=computed, admin=admin, append_only=append_only, ran=_print_ran
+        )
         installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
     except (SourceNotReadyError, PublishRefusedError) as error:
         if uploads is None:

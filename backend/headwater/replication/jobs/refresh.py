@@ -34,7 +34,7 @@ from headwater.replication.computed import (
 )
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.tables.changes import empty
-from headwater.source.rows.query import ComputedTableError, Described, ResultReader
+from headwater.source.rows.query import ComputedTableError, Described, ResultReader, fault
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import ComputedTable, SyncPlan
@@ -180,7 +180,7 @@ class Refresh(Job):
         if gone and stored.fingerprint == definition:
             what = f"the result has no column {', '.join(gone)} any more, though the query is the same"
             fix = "name the columns in the query; an edited query may drop them"
-            raise self._reader.fault(what, fix, "HW_2705")
+            raise fault(self.table, what, fix, "HW_2705")
         if stored.relation != relation:
             mark = stored.resync or ResyncReason(Cause.REDEFINED)
             context.store.mark_resync(context.lease, [stored.id], mark)
@@ -234,20 +234,20 @@ class Refresh(Job):
         twice = sum(each.copies > 1 for each in differences)
         if twice:
             what = f"{twice:,} keys ({', '.join(self.table.key)}) are in several rows of the result"
-            raise self._reader.fault(what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
+            raise fault(self.table, what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
         return _Compared(rows, differences)
 
     def _check_nulls(self, relation: Relation, keys: Sequence[Sequence[str | None]], identity: RowIdentity) -> None:
         for place in identity.columns:
             if any(cells[place] is None for cells in keys):
                 what = f"a row of the result has no value in {relation.columns[place].name}, which is of the key"
-                raise self._reader.fault(what, "leave such rows out, or `coalesce` the value", "HW_2704")
+                raise fault(self.table, what, "leave such rows out, or `coalesce` the value", "HW_2704")
 
     def _check_size(self, both: BothSides, job: CompareJob) -> None:
         limit = _MEMORIES * job.source.memory_bytes
         if both.size > limit:
             what = f"the result takes more than {limit >> 20:,} MB to compare"
-            raise self._reader.fault(what, "select fewer rows or columns, or raise the source's memory", "HW_2706")
+            raise fault(self.table, what, "select fewer rows or columns, or raise the source's memory", "HW_2706")
 
     def _merge(self, stored: StoredTable, differences: Sequence[Difference]) -> int:
         """Write what differs in one transaction. Returns the number of ops."""
@@ -289,6 +289,7 @@ class RefreshSchedule:
         self._context = context
         self._tables: Mapping[str, ComputedTable] = {}
         self._states: dict[str, RefreshState] = {}
+        self._there = frozenset[str]()  # the tables that are in the store
         self._ended: dict[str, float] = {}  # by the monotonic clock, in this run
         self._wanted: dict[str, set[int]] = {}
         self._watched: dict[str, frozenset[tuple[str, str]]] = {}
@@ -311,10 +312,11 @@ class RefreshSchedule:
 
     def _follow(self, plans: Sequence[SyncPlan]) -> None:
         context, tables = self._context, computed_tables(plans)
-        for stored in context.store.all_tables(context.name):
-            if stored.computed and stored.relation.name not in tables:
-                _log.info("computed table %s is in no sync config any more: its rows are removed", stored.relation.name)
-                remove_computed(context, stored, plans)
+        there = {each.relation.name: each for each in context.store.all_tables(context.name) if each.computed}
+        for name in there.keys() - tables.keys():
+            _log.info("computed table %s is in no sync config any more: its rows are removed", name)
+            remove_computed(context, there[name], plans)
+        self._there = frozenset(there)
         self._states = refresh_states(context.store, context.name)
         if self._states.keys() - tables.keys():
             self._states = {name: state for name, state in self._states.items() if name in tables}
@@ -358,7 +360,7 @@ class RefreshSchedule:
         refresh, state = table.refresh, self._states.get(table.name, RefreshState(table.name))
         ended = self._ended.get(table.name)
         if ended is None:
-            new = state.code or state.tried != definition_of(table)
+            new = state.code or state.tried != definition_of(table) or table.name not in self._there
             if new or refresh.every is None or refresh.after or refresh.after_read:
                 return 0.0  # commits from before the start may not have been taken into account
             return state.at + refresh.every - time.time()

@@ -26,10 +26,11 @@ from headwater.source.catalog.schema import (
     readings,
     to_publish,
 )
-from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.connect import SourceSettings, connect, connection_error, source_errors
 from headwater.source.readiness.checks import SourceNotReadyError, raise_if_fatal, server_findings, source_findings
 from headwater.source.readiness.finding import Finding, Reading, unreadable
-from headwater_rules.plan import TablePattern
+from headwater.source.rows.query import relations_named, tables_read
+from headwater_rules.plan import ComputedTable, TablePattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def prepare(
     settings: SourceSettings,
     tables: Sequence[TablePattern] | None,
     *,
+    computed: Sequence[ComputedTable] = (),
     admin: SourceSettings | None = None,
     append_only: bool = False,
     ran: Callable[[str], object] = lambda _: None,
@@ -75,11 +77,16 @@ def prepare(
     The SQL runs as `admin`, or else as the role of `settings`, which must then own the tables. An `admin` also gives
     our role REPLICATION and BYPASSRLS where it needs them. `ran` is called with each statement once it is done. A table
     without a key is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
+    What the `computed` tables read is published and granted, too.
 
-    Raises MissingRightsError with the SQL that the role may not run; PublishRefusedError when tables can't be
-    published; SourceNotReadyError, SourceUnreachableError or SourceRefusedError."""
+    Raises ComputedTableError where Postgres refuses one; MissingRightsError with the SQL that the role may not run;
+    PublishRefusedError when tables can't be published; SourceNotReadyError, SourceUnreachableError or
+    SourceRefusedError."""
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
-        findings, statements = _missing(ours, conn, settings, tables, append_only=append_only)
+        own = [table for table in computed if table.tag == settings.tag]
+        if tables is not None:
+            tables = [*tables, *_read_by(conn, settings, own)]
+        findings, statements = _missing(ours, conn, settings, tables, own, append_only=append_only)
         wanted = [*(_of_roles(findings) if admin is not None else ()), *statements]
         done = []
         for statement in wanted:
@@ -87,7 +94,7 @@ def prepare(
                 done.append(statement)
                 ran(statement)
         if wanted:
-            findings, statements = _missing(ours, conn, settings, tables, append_only=append_only)
+            findings, statements = _missing(ours, conn, settings, tables, own, append_only=append_only)
         if statements:
             what = f'role "{conn.info.user}" may not run all that is needed'
             fix = "have somebody with the rights run the SQL below, or pass --admin-uri"
@@ -103,13 +110,45 @@ def missing_sql(
     settings: SourceSettings,
     tables: Sequence[TablePattern] | None,
     *,
+    computed: Sequence[ComputedTable] = (),
     admin: SourceSettings | None = None,
     append_only: bool = False,
 ) -> tuple[str, ...]:
     """The statements that `prepare` would run or ask for. Raises what `prepare` raises, but for MissingRightsError."""
     with connect(settings) as ours, connect(admin or settings) as conn:
-        findings, statements = _missing(ours, conn, settings, tables, append_only=append_only)
+        own = [table for table in computed if table.tag == settings.tag]
+        if tables is not None:
+            tables = [*tables, *_read_by(conn, settings, own)]
+        findings, statements = _missing(ours, conn, settings, tables, own, append_only=append_only)
     return (*(statement for finding in findings for statement in finding.sql), *statements)
+
+
+def _read_by(
+    conn: psycopg.Connection, settings: SourceSettings, computed: Sequence[ComputedTable]
+) -> list[TablePattern]:
+    """The tables that computed tables of the source read, as patterns of a sync config name them."""
+    with source_errors(settings):
+        return [TablePattern(settings.tag, schema, name) for schema, name in sorted(tables_read(conn, computed))]
+
+
+def _grants_on_views(
+    conn: psycopg.Connection, settings: SourceSettings, computed: Sequence[ComputedTable]
+) -> list[str]:
+    """What our role needs to read views, and their like, that computed tables name. Tables are granted as such."""
+    rows = conn.execute(
+        """select distinct n.nspname::text, c.relname::text, has_schema_privilege(%(user)s, n.oid, 'USAGE'),
+                  has_table_privilege(%(user)s, c.oid, 'SELECT')
+           from unnest(%(names)s::text[]) named join pg_class c on c.oid = to_regclass(named)
+             join pg_namespace n on n.oid = c.relnamespace
+           where c.relkind in ('v', 'm', 'f') order by 1, 2""",
+        {"user": settings.user, "names": [name for table in computed for name in relations_named(table.query)]},
+    ).fetchall()
+    role = sql.Identifier(settings.user)
+    schemas = sorted({schema for schema, _, usage, _ in rows if not usage})
+    grants = [sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), role) for schema in schemas]
+    closed = [sql.Identifier(schema, name) for schema, name, _, select in rows if not select]
+    grants += [sql.SQL("GRANT SELECT ON {} TO {}").format(each, role) for each in closed]
+    return [grant.as_string(conn) for grant in grants]
 
 
 def _of_roles(findings: Iterable[Finding]) -> tuple[str, ...]:
@@ -123,6 +162,7 @@ def _missing(
     conn: psycopg.Connection,
     settings: SourceSettings,
     patterns: Sequence[TablePattern] | None,
+    computed: Sequence[ComputedTable],
     *,
     append_only: bool,
 ) -> tuple[list[Finding], list[str]]:
@@ -138,7 +178,7 @@ def _missing(
     _refuse_keyless(conn, settings, unpublished, append_only=append_only)
     publication = _publication(conn, settings, None if patterns is None else unpublished)
     hidden, grants = _rights(ours, conn, settings, wanted)
-    return [*server, *hidden], [*publication, *grants]
+    return [*server, *hidden], [*publication, *grants, *_grants_on_views(conn, settings, computed)]
 
 
 def _publication(conn: psycopg.Connection, settings: SourceSettings, missing: Sequence[NamedTable] | None) -> list[str]:

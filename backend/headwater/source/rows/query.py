@@ -19,7 +19,9 @@ from typing import Any
 
 import orjson
 import psycopg
+import sqlglot
 from psycopg import errors, pq
+from sqlglot import exp
 
 from headwater.decode.pgoutput import LeftOut
 from headwater.errors import HeadwaterError
@@ -98,7 +100,7 @@ class ResultReader:
         try:
             with source_errors(self._settings), text_as_it_is(self._conn):
                 yield from copied_batches(
-                    self._conn, query, batch_bytes, left_out, lambda result, _: self._failure(result)
+                    self._conn, query, batch_bytes, left_out, lambda result, _: query_failure(self._table, result)
                 )
         except BaseException:
             self.close()
@@ -126,8 +128,8 @@ class ResultReader:
 
     def _described(self, conn: psycopg.Connection) -> Described:
         query = self._table.query.encode()
-        self._checked(conn.pgconn.prepare(b"", query))
-        result = self._checked(conn.pgconn.describe_prepared(b""))
+        _checked(self._table, conn.pgconn.prepare(b"", query))
+        result = _checked(self._table, conn.pgconn.describe_prepared(b""))
         names = [(result.fname(number) or b"").decode() for number in range(result.nfields)]
         self._check_names(names)
         columns = tuple(
@@ -136,8 +138,7 @@ class ResultReader:
         )
         after = {*self._table.refresh.after}
         if self._table.refresh.after_read:
-            explained = self._checked(conn.pgconn.exec_params(b"explain (verbose, format json) " + query, None))
-            after |= set(_scanned(orjson.loads(explained.get_value(0, 0) or b"[]")))
+            after |= _read_by(conn, self._table)
         relation = Relation(0, COMPUTED, self._table.name, ReplicaIdentity.INDEX, columns)
         families = {name: _family(conn, self._settings, name) for name in sorted(after)}
         unseen = tuple(".".join(name) for name, (_, streamed) in families.items() if not streamed)
@@ -145,40 +146,81 @@ class ResultReader:
 
     def _check_names(self, names: list[str]) -> None:
         if not names:
-            raise self.fault("the query of a computed table returns no rows", "write a SELECT", "HW_2701")
+            raise fault(self._table, "the query of a computed table returns no rows", "write a SELECT", "HW_2701")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             what = f"two columns of the result are called {twice[0]}"
-            raise self.fault(what, "give one of them another name: `AS …`", "HW_2705")
+            raise fault(self._table, what, "give one of them another name: `AS …`", "HW_2705")
         if lacking := [name for name in self._table.key if name not in names]:
             what = f"the result has no column {lacking[0]}, which is of the key"
-            raise self.fault(what, f"select it, or correct `key`; there are: {', '.join(names)}", "HW_2705")
+            raise fault(self._table, what, f"select it, or correct `key`; there are: {', '.join(names)}", "HW_2705")
 
-    def _checked(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
-        if result.status not in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
-            raise self._failure(result)
-        return result
 
-    def _failure(self, result: pq.abc.PGresult) -> Exception:
-        """The error for a result of the server: the table's fault, unless it says nothing about the query."""
-        error = errors.error_from_result(result)
-        state = error.sqlstate or ""
-        if not state or state.startswith(_NO_FAULT):
-            return error
-        if isinstance(error, errors.QueryCanceled):
-            limit = f"{self._table.refresh.timeout:g} s"
-            fix = "make it faster, such as by an index, or raise `timeout` under `refresh`"
-            return self.fault(f"the query took longer than {limit}", fix, "HW_2702")
-        # A message about a value quotes it
-        said = type(error).__name__ if isinstance(error, psycopg.DataError | psycopg.IntegrityError) else ""
-        said = said or error.diag.message_primary or type(error).__name__
-        fix = (
-            "grant it to the role, or correct the query" if state == "42501" else "correct the query, or what it reads"
-        )
-        return self.fault(f"Postgres refuses the query: {said}", fix, "HW_2701")
+def _checked(table: ComputedTable, result: pq.abc.PGresult) -> pq.abc.PGresult:
+    if result.status not in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
+        raise query_failure(table, result)
+    return result
 
-    def fault(self, what: str, fix: str, code: str) -> ComputedTableError:
-        """An error of the table."""
-        return ComputedTableError(what, f"computed table {self._table.name}", fix, code=code)
+
+def tables_read(conn: psycopg.Connection, tables: Collection[ComputedTable]) -> frozenset[Named]:
+    """What the queries of computed tables read, and what refreshes them, as the role of the connection sees it: tables
+    behind views and in place of partitions their roots, all of which can be published. Raises ComputedTableError."""
+    found: set[Named] = set()
+    for table in tables:
+        _checked(table, conn.pgconn.prepare(b"", table.query.encode()))  # so it is one statement
+        found |= {*table.refresh.after, *_read_by(conn, table)}
+    schemas, names = zip(*sorted(found), strict=True) if found else ((), ())
+    rows = conn.execute(_ROOTS, {"schemas": list(schemas), "names": list(names)}).fetchall()
+    return frozenset((schema, name) for schema, name in rows)
+
+
+_ROOTS = """
+select n.nspname::text, c.relname::text
+from unnest(%(schemas)s::text[], %(names)s::text[]) w(schema, name)
+join pg_namespace m on m.nspname = w.schema join pg_class r on r.relnamespace = m.oid and r.relname = w.name
+join pg_class c on c.oid = coalesce(pg_partition_root(r.oid), r.oid) join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and c.relpersistence = 'p' and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+"""
+
+
+def query_failure(table: ComputedTable, result: pq.abc.PGresult) -> Exception:
+    """The error for a result of the server: the table's fault, unless it says nothing about the query."""
+    error = errors.error_from_result(result)
+    state = error.sqlstate or ""
+    if not state or state.startswith(_NO_FAULT):
+        return error
+    if isinstance(error, errors.QueryCanceled):
+        fix = "make it faster, such as by an index, or raise `timeout` under `refresh`"
+        return fault(table, f"the query took longer than {table.refresh.timeout:g} s", fix, "HW_2702")
+    # A message about a value quotes it
+    said = type(error).__name__ if isinstance(error, psycopg.DataError | psycopg.IntegrityError) else ""
+    said = said or error.diag.message_primary or type(error).__name__
+    fix = "grant it to the role, or correct the query" if state == _DENIED else "correct the query, or what it reads"
+    return fault(table, f"Postgres refuses the query: {said}", fix, "HW_2701")
+
+
+_DENIED = "42501"
+
+
+def fault(table: ComputedTable, what: str, fix: str, code: str) -> ComputedTableError:
+    """An error of a computed table."""
+    return ComputedTableError(what, f"computed table {table.name}", fix, code=code)
+
+
+def relations_named(query: str) -> list[str]:
+    """What a query names in FROM, as Postgres would read it: tables, views, and queries of its own under WITH. Empty
+    for one that our parser does not understand."""
+    try:
+        parsed = sqlglot.parse_one(query, dialect="postgres")
+    except (sqlglot.errors.SqlglotError, RecursionError):
+        return []
+    tables = (table.parts for table in parsed.find_all(exp.Table))
+    return sorted({".".join(part.sql(dialect="postgres") for part in parts) for parts in tables})
+
+
+def _read_by(conn: psycopg.Connection, table: ComputedTable) -> set[Named]:
+    explain = b"explain (verbose, format json) " + table.query.encode()
+    result = _checked(table, conn.pgconn.exec_params(explain, None))
+    return set(_scanned(orjson.loads(result.get_value(0, 0) or b"[]")))
 
 
 def _scanned(plan: Any) -> Iterator[Named]:
