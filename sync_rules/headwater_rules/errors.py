@@ -88,6 +88,7 @@ class RuleCode(StrEnum):
         "A table that a wildcard matches lacks a column that decides who gets rows, so nobody gets its rows.",
     )
     COLUMN_NOT_SENT = "HW_R309", "A column is not published, so its values are not known here."
+    NOT_COMPUTED = "HW_R310", "The source can't compute a table: Postgres refuses its query, or its columns are wrong."
 
 
 @dataclass(frozen=True, slots=True)

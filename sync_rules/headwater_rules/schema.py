@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from headwater_rules.plan import TablePattern
@@ -161,6 +161,15 @@ class SeenSchema:
 
     schema: SourceSchema | None
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTables:
+    """The computed tables that sources can compute, and by name what is wrong with others and what to do. What a source
+    that does not answer should compute is in neither."""
+
+    tables: Sequence[SourceTable] = ()
+    faults: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def not_compared(why: str) -> SeenSchema:

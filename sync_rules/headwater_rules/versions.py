@@ -115,15 +115,18 @@ class StreamChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The row sides and streams of two versions, in the order of the new one, followed by the removed ones."""
+    """The row sides, streams and computed tables of two versions, in the order of the new one, followed by the removed
+    ones."""
 
     definitions: tuple[DefinitionChange, ...]
     streams: tuple[StreamChange, ...]
+    computed: tuple[tuple[str, ChangeKind], ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether the versions differ in nothing but their text."""
         changes = [side.change for side in self.definitions] + [stream.change for stream in self.streams]
+        changes += [change for _, change in self.computed]
         return all(change is ChangeKind.UNCHANGED for change in changes)
 
     def having(self, *changes: ChangeKind, kind: DefinitionKind | None = None) -> tuple[DefinitionChange, ...]:
@@ -135,7 +138,16 @@ def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
     """What changes when `new` replaces `old`. Raises SyncConfigError as `check_names` does."""
     check_names(new, definitions_of(old))
     changes = (*_sides(_buckets(old), _buckets(new)), *_sides(_lookups(old), _lookups(new)))
-    return Comparison(changes, _streams(old, new))
+    return Comparison(changes, _streams(old, new), tuple(_computed(old, new)))
+
+
+def _computed(old: SyncPlan, new: SyncPlan) -> Iterator[tuple[str, ChangeKind]]:
+    """The computed tables of both, by name."""
+    before, after = ({table.name: table for table in plan.computed} for plan in (old, new))
+    for name, table in after.items():
+        same = before.get(name) == table
+        yield name, ChangeKind.UNCHANGED if same else ChangeKind.CHANGED if name in before else ChangeKind.ADDED
+    yield from ((name, ChangeKind.REMOVED) for name in before if name not in after)
 
 
 def _buckets(plan: SyncPlan) -> list[DefinitionChange]:

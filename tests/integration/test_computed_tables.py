@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -10,6 +12,7 @@ from headwater.insight.rows import CurrentRows
 from headwater.replication.computed import RefreshState, refresh_states
 from headwater.sync.request import RequestLimits
 from headwater_rules.results import SyncRequest
+from tests.support.command import Run
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
@@ -335,7 +338,7 @@ def test_killed_refresh_is_made_up_for(deploy: Deploy, orders: SourceDb, launch:
 
 def test_rows_are_explained_as_of_their_state(deploy: Deploy, orders: SourceDb) -> None:
     deployment = deploy(config()).start()
-    shows_truth(deployment, orders)
+    refreshed(deployment)
     with deployment.store() as store:
         current = CurrentRows(store, (deployment.settings,))
         request = SyncRequest({"sub": "ann"})
@@ -343,3 +346,25 @@ def test_rows_are_explained_as_of_their_state(deploy: Deploy, orders: SourceDb) 
     assert found.included
     (note,) = [note for note in found.notes if "is computed" in note]
     assert state(deployment).lsn in note
+
+
+def test_check_asks_source(orders: SourceDb, tmp_path: Path, headwater_here: Run) -> None:
+    (tmp_path / "headwater.yaml").write_text(
+        f"replication: {{connections: [{{uri: '{orders.uri}', sslmode: disable}}]}}\n"
+    )
+
+    def checked(query: str, reads: str = "SELECT * FROM account_totals WHERE n > 1") -> tuple[int, str]:
+        text = config(query).replace("SELECT * FROM account_totals", reads)
+        (tmp_path / "sync.yaml").write_text(text)
+        outcome = headwater_here("rules", "check", "sync.yaml", "--schema")
+        return outcome.code, outcome.err
+
+    assert checked(TOTALS)[0] == 0
+    code, said = checked(TOTALS.replace("amount", "prize"))
+    assert code == 1
+    assert "HW_R310" in said
+    assert 'column "prize" does not exist' in said
+    assert "the result has no column account_id" in checked("SELECT 1 AS id")[1]
+    code, said = checked(TOTALS, "SELECT account_id AS id, totals FROM account_totals")
+    assert "no column `totals` in `account_totals`" in said
+    assert "did you mean `total`?" in said

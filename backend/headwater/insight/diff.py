@@ -80,6 +80,7 @@ class Diff:
             ],
             "lookups": [self._side(side) for side in self.comparison.definitions if side.kind is DefinitionKind.LOOKUP],
             "streams": [{**asdict(stream), "change": stream.change.value} for stream in self.comparison.streams],
+            "computed_tables": [{"name": name, "change": change.value} for name, change in self.comparison.computed],
             "missing_tables": list(self.missing),
             "one_bucket_per_row": [{**asdict(each), "buckets": self.buckets(each)} for each in self.per_row],
             "for_everybody": [

@@ -17,6 +17,7 @@ from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import RequestInput, Stream, SyncPlan, Variant
 from headwater_rules.schema import SourceSchema
+from headwater_rules.text.computed import ComputedSource
 from headwater_rules.text.config import Config, StreamSource, read_config
 from headwater_rules.text.document import load
 from headwater_rules.text.sqltext import SqlText, parse_select
@@ -60,6 +61,14 @@ def compile_config(
         raise report.as_errors(error) from None
     except StoppedError:
         raise report.as_errors() from None
+
+
+def computed_in(text: str) -> tuple[ComputedSource, ...]:
+    """The computed tables of a sync config and where they are written, also if it does not compile otherwise."""
+    try:
+        return read_config(load(text, Report())).tables
+    except (RuleError, StoppedError):
+        return ()
 
 
 def findings_in(

@@ -9,7 +9,7 @@ from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.plan import ComputedTable, Refresh, SyncPlan, TablePattern
 from headwater_rules.schema import SourceSchema
 from headwater_rules.testing import RulesTest
-from headwater_rules.versions import definitions_of, of_tag
+from headwater_rules.versions import ChangeKind, compare, definitions_of, of_tag
 
 QUERY = "SELECT account_id, count(*) AS n FROM orders GROUP BY account_id"
 
@@ -140,3 +140,11 @@ def test_rows_of_it_can_be_tested() -> None:
     rules.insert("totals", {"account_id": "ann", "n": 3}, {"account_id": "bob", "n": 4})
     (row,) = rules.client("ann").table("totals")
     assert row["n"] == 3
+
+
+def test_edited_query_is_a_difference() -> None:
+    found = compare(plan(), plan(query="SELECT 1 AS account_id"))
+    assert found.computed == (("totals", ChangeKind.CHANGED),)
+    assert not found.same
+    assert {side.change for side in found.definitions} == {ChangeKind.UNCHANGED}
+    assert compare(plan(), plan()).same

@@ -192,6 +192,7 @@ class DiffResponse(Struct, frozen=True):
     definitions: tuple[DefinitionChangeResponse, ...]
     lookups: tuple[DefinitionChangeResponse, ...]
     streams: tuple[StreamChange, ...]
+    computed_tables: tuple[Mapping[str, str], ...]
     missing_tables: tuple[str, ...]
     one_bucket_per_row: tuple[Mapping[str, object], ...]
     for_everybody: tuple[Mapping[str, object], ...]

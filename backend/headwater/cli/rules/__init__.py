@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
 from headwater.cli.options import config_options, examples, load, load_without_lists, request_options, sources_option
 from headwater.config import ConfigSource
+from headwater_rules.plan import ComputedTable
 from headwater_rules.results import SyncRequest
-from headwater_rules.schema import Language, SeenSchema, not_compared
+from headwater_rules.schema import DescribedTables, Language, SeenSchema, not_compared
 
 
 @click.group()
@@ -24,6 +27,13 @@ def _schema(configs: ConfigSource, file: Path | None) -> SeenSchema:
     from headwater.cli.source.schema import live_schema, stored_schema
 
     return live_schema(load(configs, warn=False)) if file is None else stored_schema(file)
+
+
+def _described(configs: ConfigSource, tables: Sequence[ComputedTable]) -> DescribedTables:
+    """What the source says of computed tables."""
+    from headwater.cli.source.schema import described
+
+    return described(configs, tables) if tables else DescribedTables()
 
 
 _schema_file = click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
@@ -63,6 +73,7 @@ def check(
 
     They are compared with the tables of the source that the service config names: this finds tables and columns that
     the source does not have, tables that are not published or may not be read, and comparisons that are never true.
+    Computed tables are described by the source, but not computed.
     The exit code is 1 when a config can't be deployed. See docs/rule-tools.md.
     """
     from headwater.cli.rules.check import check_files
@@ -70,8 +81,9 @@ def check(
 
     if live is not None and file_of_schema is not None:
         raise click.UsageError("give either --schema or --schema-file")
+    asked = False
     if live or file_of_schema is not None:
-        seen = _schema(configs, file_of_schema)
+        seen, asked = _schema(configs, file_of_schema), bool(live)
     elif live is not None:
         seen = not_compared("--no-schema")
     elif not is_configured(configs, os.environ, Path.cwd()):
@@ -79,8 +91,18 @@ def check(
     else:
         from headwater.cli.source.schema import found_schema
 
-        seen = found_schema(configs)
-    sys.exit(check_files(files, seen, form=form, allow_missing=allow_missing, warnings_as_errors=warnings_as_errors))
+        seen, asked = found_schema(configs), True
+
+    sys.exit(
+        check_files(
+            files,
+            seen,
+            form=form,
+            allow_missing=allow_missing,
+            warnings_as_errors=warnings_as_errors,
+            describe=partial(_described, configs) if asked else lambda _: DescribedTables(),
+        )
+    )
 
 
 @rules.command("schema", epilog=examples(

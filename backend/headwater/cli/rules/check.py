@@ -4,7 +4,7 @@ app declares for it."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,12 +13,13 @@ import click
 from headwater.cli.options import to_json
 from headwater.cli.rules.sync_config import compile_rules, missing_note, read_text
 from headwater.insight.words import count
-from headwater_rules.compiler.compile import compile_config
+from headwater_rules.compiler.compile import compile_config, computed_in
 from headwater_rules.describe.client_schema import client_schema, schema_code
 from headwater_rules.describe.explain import explain, explanation_lines
 from headwater_rules.errors import RuleCode, RuleError, Severity, SyncConfigError, span_in
-from headwater_rules.plan import SyncPlan
-from headwater_rules.schema import Language, SeenSchema, SourceSchema
+from headwater_rules.plan import ComputedTable, SyncPlan
+from headwater_rules.schema import DescribedTables, Language, SeenSchema, SourceSchema
+from headwater_rules.text.computed import ComputedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,21 @@ class Checked:
         return [finding for finding in self.findings if finding.severity is severity]
 
 
+Describe = Callable[[Sequence[ComputedTable]], DescribedTables]
+
+
 def check_files(
-    files: Sequence[Path], seen: SeenSchema, *, form: str, allow_missing: bool = False, warnings_as_errors: bool = False
+    files: Sequence[Path],
+    seen: SeenSchema,
+    *,
+    form: str,
+    allow_missing: bool = False,
+    warnings_as_errors: bool = False,
+    describe: Describe = lambda _: DescribedTables(),
 ) -> int:
-    """Print the findings in the files as text, json or github, and what they were compared with. Returns the exit
-    code."""
-    checked = [_check(file, seen.schema, allow_missing=allow_missing) for file in files]
+    """Print the findings in the files as text, json or github, and what they were compared with. `describe` asks the
+    sources for computed tables. Returns the exit code."""
+    checked = [_check(file, seen.schema, describe, allow_missing=allow_missing) for file in files]
     if warnings_as_errors:
         checked = [replace(each, findings=tuple(map(_as_error, each.findings))) for each in checked]
     match form:
@@ -62,14 +72,30 @@ def _as_error(finding: RuleError) -> RuleError:
     return finding if finding.code in {RuleCode.BUCKET_PER_ROW, RuleCode.SAME_IDS} else finding.as_fatal()
 
 
-def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> Checked:
+def _check(file: Path, schema: SourceSchema | None, describe: Describe, *, allow_missing: bool) -> Checked:
     text = read_text(file)
     name = "stdin" if str(file) == "-" else str(file)
+    computed = computed_in(text) if schema is not None else ()
+    described = describe([source.table for source in computed])
+    faults = tuple(
+        _not_computed(source, fault, allow_missing=allow_missing)
+        for source in computed
+        if (fault := described.faults.get(source.table.name)) is not None
+    )
+    if schema is not None:
+        schema = replace(schema, tables=(*schema.tables, *described.tables))
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=True)
     except SyncConfigError as errors:
-        return Checked(name, None, errors.findings)
-    return Checked(name, compiled.plan, compiled.warnings)
+        return Checked(name, None, (*faults, *errors.findings))
+    return Checked(name, compiled.plan, (*faults, *compiled.warnings))
+
+
+def _not_computed(source: ComputedSource, fault: tuple[str, str], *, allow_missing: bool) -> RuleError:
+    what, fix = fault
+    severity = Severity.WARNING if allow_missing else Severity.FATAL
+    message = f"the source can't compute `{source.table.name}`: {what}"
+    return RuleError(RuleCode.NOT_COMPUTED, message, source.key.span(), fix, severity)
 
 
 def _show(checked: Iterable[Checked]) -> None:

@@ -130,7 +130,14 @@ def _lines(diff: Diff) -> Iterator[str]:
     if streams:
         yield "\nstreams"
         yield from streams
+    computed = [f"  {name}: {change.value}" for name, change in diff.comparison.computed if change in _COMPUTED]
+    if computed:
+        yield "\ncomputed tables: devices get the rows that differ"
+        yield from computed
     yield from _basis(diff)
+
+
+_COMPUTED = {ChangeKind.CHANGED, ChangeKind.ADDED, ChangeKind.REMOVED}
 
 
 def _side(diff: Diff, side: DefinitionChange) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from headwater.cli.rules.sync_config import read_text
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.insight.words import count
+from headwater.source.catalog.computed import describe_computed
 from headwater.source.catalog.schema import schema_of, see_schema
-from headwater_rules.schema import SchemaFormatError, SeenSchema, SourceSchema, not_compared
+from headwater_rules.plan import ComputedTable
+from headwater_rules.schema import DescribedTables, SchemaFormatError, SeenSchema, SourceSchema, not_compared
 
 _BRIEFLY = 5
 """Seconds to wait for a source that nobody has asked to compare with."""
@@ -35,6 +38,11 @@ def found_schema(configs: ConfigSource) -> SeenSchema:
     return see_schema(
         [replace(source, connect_timeout=min(source.connect_timeout, _BRIEFLY)) for source in config.sources]
     )
+
+
+def described(configs: ConfigSource, tables: Sequence[ComputedTable]) -> DescribedTables:
+    """What the sources that the service config names say of computed tables."""
+    return describe_computed(load(configs, warn=False).sources, tables)
 
 
 def stored_schema(file: Path) -> SeenSchema:
