@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings, same_ids
+from headwater_rules.compiler.computable import offering_table
 from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.flatten import flatten, flatten_select
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
@@ -147,7 +148,7 @@ def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
     variants: list[Variant] = []
     names: set[str] = set()
     for query in source.queries:
-        with job.report.collecting(query.span):
+        with offering_table(job.report, source.name, query, source.ctes), job.report.collecting(query.span):
             node = parse_select(query)
             context = job.context(RequestNames.STREAM, source.ctes, names)
             before = len(job.report.errors)

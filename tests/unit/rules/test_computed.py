@@ -148,3 +148,48 @@ def test_edited_query_is_a_difference() -> None:
     assert not found.same
     assert {side.change for side in found.definitions} == {ChangeKind.UNCHANGED}
     assert compare(plan(), plan()).same
+
+
+def suggestion(query: str) -> str:
+    config = f"config: {{edition: 3}}\nwith: {{mine: SELECT id FROM m}}\nstreams: {{My-s: {{query: {query!r}}}}}"
+    with pytest.raises(SyncConfigError) as caught:
+        compile_config(config)
+    return "\n".join(error.suggestion for error in caught.value.errors)
+
+
+OFFERED = {
+    "SELECT account_id, count(*) AS n FROM orders WHERE paid AND account_id = auth.user_id() GROUP BY account_id": (
+        "SELECT account_id, COUNT(*) AS n FROM orders WHERE paid GROUP BY account_id",
+        "key: [account_id]",
+        "SELECT * FROM my_s_table WHERE account_id = auth.user_id()",
+    ),
+    "SELECT sum(o.total) AS total FROM orders o WHERE o.owner = auth.user_id()": (
+        "SELECT o.owner, SUM(o.total) AS total FROM orders AS o GROUP BY o.owner",
+        "key: [owner]",
+        "SELECT * FROM my_s_table WHERE owner = auth.user_id()",
+    ),
+    "SELECT * FROM t ORDER BY day LIMIT 10": ("SELECT * FROM t ORDER BY day LIMIT 10", "key: [id]"),
+    "SELECT id FROM a UNION SELECT id FROM b": ("SELECT id FROM a UNION SELECT id FROM b", "key: [id]"),
+    "SELECT a.id FROM a LEFT JOIN b ON a.x = b.x": ("SELECT a.id FROM a LEFT JOIN b ON a.x = b.x", "key: [id]"),
+    "SELECT id, to_char(day, 'YYYY') AS y FROM t": ("TO_CHAR(day, 'YYYY')", "SELECT * FROM my_s_table`"),
+}
+
+
+@pytest.mark.parametrize("query", OFFERED)
+def test_refused_query_is_offered_as_computed_table(query: str) -> None:
+    said = suggestion(query)
+    assert said.count("have the source compute it") == 1
+    for part in OFFERED[query]:
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT count(*) AS n FROM t WHERE id IN mine",
+        "SELECT count(*) AS n FROM t WHERE auth.user_id() = owner OR public",
+        "SELECT uper(name) AS id FROM t",
+    ],
+)
+def test_no_table_is_offered_that_would_not_do(query: str) -> None:
+    assert "have the source compute it" not in suggestion(query)
