@@ -188,7 +188,7 @@ def test_refused_query_is_offered_as_computed_table(query: str) -> None:
     [
         "SELECT count(*) AS n FROM t WHERE id IN mine",
         "SELECT count(*) AS n FROM t WHERE auth.user_id() = owner OR public",
-        "SELECT uper(name) AS id FROM t",
+        "SELECT substrr(name, 1) AS id FROM t",
     ],
 )
 def test_no_table_is_offered_that_would_not_do(query: str) -> None:
