@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import select
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import msgspec
 import orjson
 import psycopg
 
-from headwater.source.connect import SourceSettings, connect, connection_error, dial
+from headwater.source.connect import SourceSettings, connect, connection_error, dial, wait_for
 from headwater.source.slot import (
     SlotExistsError,
     SlotForeignError,
@@ -237,7 +236,7 @@ _SESSION = "headwater slot"
 def _has_ended(conn: psycopg.Connection) -> bool:
     """Whether the server has ended an idle session."""
     try:
-        while select.select([conn.pgconn.socket], [], [], 0)[0]:
+        while wait_for(conn.pgconn, 0):
             conn.pgconn.consume_input()
     except psycopg.Error:
         return True

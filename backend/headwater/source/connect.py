@@ -293,10 +293,17 @@ def _polled(conn: pq.abc.PGconn, seconds: int) -> bool:
         state = conn.connect_poll()
         if state in {pq.PollingStatus.OK, pq.PollingStatus.FAILED}:
             return state == pq.PollingStatus.OK
-        sockets, left = [conn.socket], deadline - time.monotonic()
-        reading = state == pq.PollingStatus.READING
-        select.select(sockets if reading else [], [] if reading else sockets, [], max(left, 0.0))
+        wait_for(conn, deadline - time.monotonic(), writing=state != pq.PollingStatus.READING)
     return False
+
+
+def wait_for(conn: pq.abc.PGconn, seconds: float, *, writing: bool = False) -> bool:
+    """Wait at most so long until there is something to read from a connection, or until it takes more. Returns whether
+    that is so. Unlike `select`, it takes any descriptor: a process that follows a hundred sources has over a
+    thousand."""
+    poll = select.poll()
+    poll.register(conn.socket, select.POLLOUT if writing else select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 _DEFAULT, _VERBOSE = 1, 2  # of libpq's PGVerbosity

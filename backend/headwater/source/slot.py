@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import re
-import select
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,15 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, SourceUnreachableError, dial, pooler_error, source_errors, sql_name
+from headwater.source.connect import (
+    SourceSettings,
+    SourceUnreachableError,
+    dial,
+    pooler_error,
+    source_errors,
+    sql_name,
+    wait_for,
+)
 
 _STOPPED_SECONDS = 0.5  # how often to look whether to stop
 READERS = "headwater snapshot"
@@ -292,7 +299,7 @@ def _result(conn: pq.abc.PGconn, command: str, stop: threading.Event | None) -> 
     """Run a command that may wait for long. It is cancelled when `stop` is set."""
     conn.send_query(command.encode())
     while conn.is_busy():
-        select.select([conn.socket], [], [], _STOPPED_SECONDS)
+        wait_for(conn, _STOPPED_SECONDS)
         conn.consume_input()
         if stop is not None and stop.is_set():
             conn.get_cancel().cancel()  # it would go on waiting without us

@@ -7,7 +7,6 @@ https://www.postgresql.org/docs/current/protocol-replication.html
 from __future__ import annotations
 
 import logging
-import select
 import struct
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from psycopg import pq
 from headwater.decode.pgoutput import Payload
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, format_lsn
-from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.connect import SourceSettings, connect, source_errors, wait_for
 from headwater.source.slot import SlotBusyError, SlotLostError, replication_connection, walsender
 
 _log = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ class ReplicationStream:
         micros = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
         self._conn.put_copy_data(_STATUS.pack(b"r", written, self._flushed, self._flushed, micros, ask))
         while self._conn.flush() == 1:
-            select.select([], [self._conn.socket], [], 1.0)
+            wait_for(self._conn, 1.0, writing=True)
         self._asked = False
         self._reported_at = now
         if ask:
@@ -179,7 +178,7 @@ class ReplicationStream:
         return "" if found.works else f"its walsender {found.pid} waits for us: the network between loses what is sent"
 
     def _readable(self, wait: float) -> bool:
-        return bool(select.select([self._conn.socket], [], [], wait)[0])
+        return wait_for(self._conn, wait)
 
     def _consume(self) -> None:
         self._heard_at, self._waiting_since, self._told = time.monotonic(), None, False

@@ -226,8 +226,11 @@ class Spark:
         threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
 
     def _start_quietly(self) -> None:
-        with suppress(HeadwaterError), self.used():
-            return
+        try:
+            with self.used():
+                return
+        except HeadwaterError as error:
+            _log.warning("Spark could not be started ahead of its use: %s", error)
 
     @contextmanager
     def used(self) -> Iterator[SparkContext]:
