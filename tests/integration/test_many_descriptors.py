@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from headwater.decode.pgoutput import Payload
 from headwater.oplog.lsn import parse_lsn
 from headwater.replication.own_slot import _has_ended
 from headwater.source.connect import connect, dial, wait_for
@@ -60,8 +61,7 @@ def test_stream(many_open: None, source_db: SourceDb) -> None:
     source_db.execute("insert into t values (1)")
     start = source_db.fetch("select confirmed_flush_lsn::text from pg_replication_slots where slot_name = 'many'")
     with ReplicationStream(source_db.settings(), "many", parse_lsn(start[0][0]), ["headwater"]) as stream:
-        kinds = b""
-        while b"I" not in kinds:
-            received = stream.receive(10, more_expected=True)
-            kinds += b"".join(bytes(payload[:1]) for payload in received.payloads)
-        stream.report(received.position, force=True)
+        payloads: list[Payload] = []
+        while not any(bytes(payload[:1]) == b"I" for payload in payloads):
+            payloads += stream.receive(10, more_expected=True).payloads
+        stream.report(parse_lsn(start[0][0]), force=True)

@@ -48,9 +48,11 @@ _CLOSE_SECONDS = 15.0
 _REST_AFTER = 10
 """A source that is slow to answer is left alone for so many times as long."""
 
-_looking = threading.BoundedSemaphore(4)
-"""Sources that this process looks at, which costs their servers a hundred times what asking for a position does. All at
-once, databases of one server would slow each other down until none answers in time."""
+LOOKED_AT_AT_ONCE = 4
+"""Sources of a process. A look costs their servers a hundred times what asking for a position does: all at once,
+databases of one server would slow each other down until none answers in time."""
+
+_looking = threading.BoundedSemaphore(LOOKED_AT_AT_ONCE)
 
 
 def report_stopped(store: StoreWriter, source: str, owner: str, error: HeadwaterError) -> None:
@@ -212,7 +214,8 @@ class _SourceCheck:
                     break
                 with _looking:
                     began = time.monotonic()
-                    self._trying(lambda: self._look(store))
+                    if self._trying(lambda: self._look(store)):
+                        self._refusal = ""
                     ended = time.monotonic()
                 due = ended + max(self._pause(), _REST_AFTER * (ended - began))
                 while not look_now.wait(min(self._seconds, _ASK_SECONDS)) and time.monotonic() < due:
@@ -238,11 +241,11 @@ class _SourceCheck:
             self._monitor.closing.wait(_AGAIN_SECONDS)
         return None
 
-    def _trying(self, work: Callable[[], object]) -> None:
+    def _trying(self, work: Callable[[], object]) -> bool:
+        """Returns whether the work was done. Of an error, one after the other that is the same is not logged."""
         try:
             with machine_errors(), source_errors(self._source):
                 work()
-            self._refusal = ""
         except HeadwaterError as error:
             self._disconnect()
             self._monitor.flow.not_asked(str(error))
@@ -251,6 +254,8 @@ class _SourceCheck:
             if str(error) not in {self._refusal, str(before.trouble)}:  # else the replicator has logged it
                 _log.warning("the source could not be checked: %s", error)
             self._refusal = str(error)
+            return False
+        return True
 
     def _look(self, store: StoreWriter) -> None:
         """Compare the source with what replication needs of it."""
