@@ -35,7 +35,7 @@ from headwater.replication.slot_resume import SlotResume
 from headwater.replication.status import ReplicationState
 from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
-from headwater.replication.stream.flush_builder import FlushBuilder
+from headwater.replication.stream.flush_builder import FLUSH_CHANGES, SHARED_CHANGES, FlushBuilder
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.replication.versions import (
@@ -261,7 +261,8 @@ class _LeaseHolder:
             schema = stack.enter_context(
                 contextlib.closing(SchemaWatch(source, used.plans, store.tables(source.name), settings.intervals))
             )
-            flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures)
+            most = SHARED_CHANGES if len(settings.peers) > 1 else FLUSH_CHANGES
+            flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures, most)
             applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)
             jobs = JobContext(
                 source, store, lease, self._bulk, flush, schema, self._progress, connection, settings.peers

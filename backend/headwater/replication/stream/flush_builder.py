@@ -42,6 +42,8 @@ from headwater.telemetry.trace_choice import Flushed
 _log = logging.getLogger(__name__)
 
 FLUSH_CHANGES = 20_000
+SHARED_CHANGES = 5_000
+"""Of a source beside others, which wait while a flush is written."""
 FLUSH_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 READING_SECONDS = 1.0
@@ -61,7 +63,9 @@ class FlushBuilder:
         position: Lsn,
         fetcher: RowFetcher,
         figures: Figures,
+        most_changes: int = FLUSH_CHANGES,
     ) -> None:
+        self._most_changes = most_changes  # a flush with as many ends with its transaction
         self._store = store
         self._lease = lease
         self.tables = TableRegistry(context, stored, NameBook(store, context.source).read())
@@ -118,7 +122,7 @@ class FlushBuilder:
         if self.is_empty:
             return
         self.open()
-        if progress.changes + len(self.pending) >= FLUSH_CHANGES:
+        if progress.changes + len(self.pending) >= self._most_changes:
             self.commit()
 
     def pass_message(self, lsn: Lsn) -> None:
