@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.bench import (
     churn,
     client,
+    computed,
     connect,
     curves,
     decode,
@@ -105,6 +106,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "churn": lambda scale, _: churn.run(int(100_000 * scale)),
     "sources": _sources,
     "schemas": lambda scale, _: schemas.run(max(2, int(500 * scale))),
+    "computed": lambda scale, _: computed.run(int(1_000_000 * scale)),
     "curves": _curves,
 }
 
