@@ -11,12 +11,13 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.sql import flush as flushes
 from headwater_rules.results import LookupEntry
-from tests.contract.source_writer import A, B, SourceWriter, named, put
+from tests.contract.source_writer import A, B, SourceWriter, assert_in_step, named, put
 from tests.contract.test_several_sources import texts
 from tests.contract.test_writers import op_ids
 
@@ -97,6 +98,34 @@ def test_a_flush_is_written_whole(kept: None, writer: SourceWriter) -> None:
         assert texts(reader, A) == []
         ids = op_ids(reader, B, OpId(2**53))
         assert ids == sorted(set(ids))
+
+
+def test_a_mark_outlives_a_truncate(kept: None, writer: SourceWriter) -> None:
+    """The flush goes on with the new generation as one that is compared, and does not mark it again."""
+    writer.bootstrap({"1": (A, "x")})
+    reason = ResyncReason(Cause.REPLACED)
+    with writer.flush() as flush:
+        flush.mark_resync(writer.table, reason)
+        writer.table = flush.truncate(writer.table, ["todos.1"])
+    (stored,) = writer.store.tables(writer.source)
+    assert (stored.id, stored.resync) == (writer.table, reason)
+
+
+def test_a_reset_bucket_has_nothing_from_before(kept: None, writer: SourceWriter, reader: StoreReader) -> None:
+    """Nor what the same flush added to it before."""
+    writer.bootstrap({"1": (A, "x")})
+    keys = writer.keys
+    bucket = named(keys, A)
+    before, _ = row_ops([], [put(A, "2", "before")], RowKeys(writer.table, "2", keys))
+    after, _ = row_ops([], [put(A, "3", "after")], RowKeys(writer.table, "3", keys))
+    with writer.flush() as flush:
+        flush.append(before, {A: bucket})
+        flush.reset_bucket(bucket.key, bucket)
+        flush.append(after, {A: bucket})
+    assert texts(reader, A) == ["3 after"]
+    assert_in_step(reader, A)
+    with open_store(writer.address).open_verify() as verify:
+        assert len(list(verify.hot(bucket.key, 0, 1 << 62))) == 2  # the CLEAR, and the row
 
 
 def test_others_commit_while_a_flush_is_open(new_writer: Callable[..., SourceWriter]) -> None:

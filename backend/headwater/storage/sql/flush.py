@@ -210,10 +210,11 @@ class Flush(ABC):
 
     def _send(self) -> None:
         """Write what is kept back. Under the lock."""
-        self._write_rows()
         self._write_lookups()
         self._write_ops()
+        self._write_rows()  # on Postgres, also sends ops
         self._write_sums()
+        self._write_marks()
         self._kept.characters = 0
 
     # ops
@@ -336,7 +337,8 @@ class Flush(ABC):
         self._kept.marked.append((table, reason))
 
     def _write_marks(self) -> None:
-        for table, reason in self._kept.marked:
+        marked, self._kept.marked = self._kept.marked, []
+        for table, reason in marked:
             tables.mark_resync(self._cursor, [table], reason)
 
     # ending

@@ -192,7 +192,6 @@ class SqliteFlush(Flush):
         failpoint("flush.before_totals")
         self._lock()
         self._send()
-        self._write_marks()
         numbers = self._numbers
         if self._touched and numbers.next == numbers.first:
             numbers.next += 1  # a lookup alone moves the checkpoint too
