@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 
@@ -9,23 +10,24 @@ import pytest
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.oplog.transform import RowKeys, row_ops
+from headwater.oplog.transform import DraftOp, RowKeys, row_ops
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.sql import flush as flushes
+from headwater.storage.sql.flush import Flush
 from headwater_rules.results import LookupEntry
 from tests.contract.source_writer import A, B, SourceWriter, assert_in_step, named, put
 from tests.contract.test_several_sources import texts
 from tests.contract.test_writers import op_ids
 
 
-@pytest.fixture(params=[flushes.KEPT_CHARACTERS, 40, 0], ids=["kept", "written now and then", "written at once"])
+@pytest.fixture(params=[flushes.KEPT_BYTES, 40, 0], ids=["kept", "written now and then", "written at once"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much a flush keeps back."""
-    monkeypatch.setattr(flushes, "KEPT_CHARACTERS", request.param)
+    monkeypatch.setattr(flushes, "KEPT_BYTES", request.param)
 
 
 def test_a_flush_sees_what_it_wrote(kept: None, writer: SourceWriter) -> None:
@@ -126,6 +128,42 @@ def test_a_reset_bucket_has_nothing_from_before(kept: None, writer: SourceWriter
     assert_in_step(reader, A)
     with open_store(writer.address).open_verify() as verify:
         assert len(list(verify.hot(bucket.key, 0, 1 << 62))) == 2  # the CLEAR, and the row
+
+
+def _delete(flush: Flush, table: int, ids: list[str]) -> None:
+    flush.delete_rows(table, ids)
+
+
+def _put(flush: Flush, table: int, ids: list[str]) -> None:
+    flush.put_rows(table, [CurrentRow(row_id, 0, "", "", None) for row_id in ids])
+
+
+def _leave_lookups(flush: Flush, table: int, ids: list[str]) -> None:
+    for row_id in ids:
+        flush.replace_lookups(table, row_id, ())
+
+
+def _append(flush: Flush, _: int, ids: list[str]) -> None:
+    flush.append([DraftOp(int(row_id), 0, f"{row_id[-1]}}}") for row_id in ids], {})
+
+
+@pytest.mark.parametrize("write", [_delete, _put, _leave_lookups, _append])
+def test_rows_and_ops_without_text_take_memory_too(
+    writer: SourceWriter, monkeypatch: pytest.MonkeyPatch, write: Callable[[Flush, int, list[str]], None]
+) -> None:
+    """A transaction may have millions of them."""
+    monkeypatch.setattr(flushes, "KEPT_BYTES", 1 << 20)
+    writer.bootstrap({"1": (A, "x")})
+    most = 0
+    with writer.rolled_back() as flush:
+        tracemalloc.start()
+        try:
+            for start in range(100_000, 160_000, 1_000):
+                write(flush, writer.table, [str(n) for n in range(start, start + 1_000)])
+                most = max(most, tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert most < 4 << 20
 
 
 def test_others_commit_while_a_flush_is_open(new_writer: Callable[..., SourceWriter]) -> None:

@@ -65,19 +65,22 @@ class Numbers:
 LookupPlace = tuple[int, str]
 """A table, and the id of a row that has lookups."""
 
-KEPT_CHARACTERS = 16 << 20
+KEPT_BYTES = 16 << 20
+
+_ENTRY_BYTES = 250
+"""What a row, an op or a lookup takes in memory beside its text, about. Narrow rows consist of little else."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What a flush has not written yet. When it has more than about KEPT_CHARACTERS, it is written before the end."""
+    """What a flush has not written yet. Above about KEPT_BYTES, it is written before the end."""
 
     ops: list[DraftOp] = field(default_factory=list)
     buckets: Buckets = field(default_factory=dict)
     lookups: dict[LookupPlace, frozenset[LookupEntry]] = field(default_factory=dict)
     marked: list[tuple[int, ResyncReason]] = field(default_factory=list)
     """Tables that have to be compared."""
-    characters: int = 0
+    bytes: int = 0
 
 
 PlacedEntry = tuple[int, str, LookupEntry]
@@ -172,7 +175,8 @@ class Flush(ABC):
     @explaining
     def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
         self._kept.lookups[table, row_id] = frozenset(entries)
-        self._keep(sum(len(entry.key) + len(entry.output) for entry in entries) + len(row_id))
+        characters = len(row_id) + sum(len(entry.key) + len(entry.output) for entry in entries)
+        self._keep(1 + len(entries), characters)
 
     @abstractmethod
     def _stored_lookups(self, places: Collection[LookupPlace]) -> dict[LookupPlace, set[LookupEntry]]:
@@ -194,9 +198,10 @@ class Flush(ABC):
 
     # what is kept back
 
-    def _keep(self, characters: int) -> None:
-        self._kept.characters += characters
-        if self._kept.characters > KEPT_CHARACTERS:
+    def _keep(self, entries: int, characters: int) -> None:
+        """Count what was kept back, and write all of it if it is too much."""
+        self._kept.bytes += characters + entries * _ENTRY_BYTES
+        if self._kept.bytes > KEPT_BYTES:
             self._lock()
             self._send()
 
@@ -215,7 +220,7 @@ class Flush(ABC):
         self._write_rows()  # on Postgres, also sends ops
         self._write_sums()
         self._write_marks()
-        self._kept.characters = 0
+        self._kept.bytes = 0
 
     # ops
 
@@ -241,7 +246,7 @@ class Flush(ABC):
         BucketKeyTakenError when a bucket has the key of another one; nothing of this transaction is kept then."""
         self._kept.ops += ops
         self._kept.buckets.update(buckets)
-        self._keep(sum(len(op.body) for op in ops))
+        self._keep(len(ops), sum(len(op.body) for op in ops))
 
     def _write_ops(self) -> None:
         kept = self._kept

@@ -91,13 +91,13 @@ class SqliteFlush(Flush):
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
         if rows:
             self._rows.setdefault(table, {}).update((row.row_id, row) for row in rows)
-            self._keep(sum(len(row.line) + len(row.members) for row in rows))
+            self._keep(len(rows), sum(len(row.line) + len(row.members) for row in rows))
 
     @explaining
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
         if row_ids:
             self._rows.setdefault(table, {}).update(dict.fromkeys(row_ids))
-            self._keep(sum(map(len, row_ids)))
+            self._keep(len(row_ids), sum(map(len, row_ids)))
 
     def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
         sql = f"select id, row_id, members, subkey from rows_{table:d} where id > ? order by id limit {_MEMBERS_READ}"
