@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 
@@ -53,6 +54,19 @@ LOOKED_AT_AT_ONCE = 4
 databases of one server would slow each other down until none answers in time."""
 
 _looking = threading.BoundedSemaphore(LOOKED_AT_AT_ONCE)
+
+
+@contextmanager
+def _turn(closing: threading.Event) -> Iterator[bool]:
+    """Wait until few enough others are looked at, some of which may not answer. Gives whether to look: not once
+    `closing` is set."""
+    while not (ours := _looking.acquire(timeout=_AGAIN_SECONDS)) and not closing.is_set():
+        pass
+    try:
+        yield ours and not closing.is_set()
+    finally:
+        if ours:
+            _looking.release()
 
 
 def report_stopped(store: StoreWriter, source: str, owner: str, error: HeadwaterError) -> None:
@@ -212,7 +226,9 @@ class _SourceCheck:
                 look_now.clear()  # before `closing` is read, which is set before this
                 if closing.wait(_REST_SECONDS):
                     break
-                with _looking:
+                with _turn(closing) as ours:
+                    if not ours:
+                        break
                     began = time.monotonic()
                     if self._trying(lambda: self._look(store)):
                         self._refusal = ""

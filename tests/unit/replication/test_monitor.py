@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,32 @@ def test_few_sources_are_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.M
         watch.__exit__(None, None, None)
     store.close()
     assert max(most) == monitor.LOOKED_AT_AT_ONCE
+
+
+class Asked(threading.BoundedSemaphore):
+    """Tells when it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked = threading.Event()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        self.asked.set()
+        return super().acquire(blocking, timeout)
+
+    __enter__ = acquire
+
+
+def test_a_source_that_waits_to_be_looked_at_can_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that are looked at may not answer."""
+    looked, looking = [], Asked()
+    monkeypatch.setattr(monitor, "_looking", looking)
+    monkeypatch.setattr(monitor._SourceCheck, "_look", lambda *_: looked.append(1))
+    with closing(open_store(SqliteAddress(str(tmp_path))).open_writer()) as store, looking:
+        looking.asked.clear()
+        lease = store.acquire("s", "here:1", 60.0)
+        source = SourceSettings("localhost", "app", "app", tag="s")
+        with SourceMonitor(source, store, lease, 60.0, str, Totals) as watch:
+            assert looking.asked.wait(30)
+        assert not [thread for thread in watch._threads if thread.is_alive()]
+    assert not looked
