@@ -253,6 +253,17 @@ def use_own_disk(connection: apsw.Connection) -> None:
 
 
 @contextmanager
+def reading(connection: apsw.Connection) -> Iterator[None]:
+    """One transaction that only reads. SQLite itself ends it when a disk fails or there is no memory."""
+    connection.execute("begin")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("rollback")
+
+
+@contextmanager
 def immediate(connection: apsw.Connection) -> Iterator[None]:
     """One write transaction: committed at the end, rolled back on any exception."""
     turns = begin_write(connection)

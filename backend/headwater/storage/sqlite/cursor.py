@@ -19,7 +19,7 @@ from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
 from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value
-from headwater.storage.sqlite.connection import immediate, open_writer, sorting, sqlite_errors
+from headwater.storage.sqlite.connection import immediate, open_writer, reading, sorting, sqlite_errors
 
 AFTER = """s.bucket = ?1 and s.last_op > ?2
 and s.first_op >= coalesce((select max(first_op) from segments where bucket = ?1 and first_op <= ?2), 0)"""
@@ -137,12 +137,8 @@ class SqliteCursor:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        with self.errors():
-            self.connection.execute("begin")
-            try:
-                yield
-            finally:
-                self.connection.execute("rollback")
+        with self.errors(), reading(self.connection):
+            yield
 
     @contextmanager
     def sorting(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import orjson
 
@@ -19,7 +19,7 @@ from headwater.storage.sql import leases, tables
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.flush import Flush, LookupPlace, PlacedEntry, explaining
 from headwater.storage.sql.ops import insert_segments
-from headwater.storage.sqlite.connection import begin_write
+from headwater.storage.sqlite.connection import begin_write, reading
 from headwater.storage.sqlite.cursor import SqliteCursor
 from headwater_rules.results import LookupEntry
 
@@ -64,17 +64,9 @@ class SqliteFlush(Flush):
             found.update((row_id, row) for row_id in row_ids[:count] if (row := kept.get(row_id)) is not None)
         return found, count
 
-    @contextmanager
-    def _snapshot(self) -> Iterator[None]:
+    def _snapshot(self) -> AbstractContextManager[None]:
         """Around several statements that only read, which then need not begin to read again and again."""
-        if self._db.in_transaction:
-            yield
-            return
-        self._db.execute("begin")
-        try:
-            yield
-        finally:
-            self._db.execute("rollback")
+        return nullcontext() if self._db.in_transaction else reading(self._db)
 
     @explaining
     def copies(self, table: int, content: str) -> list[str]:
