@@ -51,6 +51,7 @@ def little_memory() -> Iterator[None]:
         yield
     finally:
         apsw.hard_heap_limit(0)
+        apsw.soft_heap_limit(0)  # which the other one has lowered
 
 
 def test_error_that_ends_a_snapshot(db: SqliteCursor) -> None:
