@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import headwater
+from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import StoreError
+from headwater.storage.contract.store import ReplicationProgress, StoreError
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
@@ -137,8 +138,9 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
     store._db.script(f"pragma max_page_count = {size}")
     flush = store.begin(lease)
     (table, *_) = store.tables("default")
+    flush.put_rows(table.id, [CurrentRow(str(i), 0, "x" * 4000, "", None) for i in range(1000)])
     with pytest.raises(StoreError, match=r"the disk is full.*free space on it"):
-        flush.put_rows(table.id, [CurrentRow(str(i), 0, "x" * 4000, "", None) for i in range(1000)])
+        flush.commit("default", ReplicationProgress(Lsn(1 << 40)))
     flush.rollback()
     store.close()
     assert problems(tmp_path) == []
