@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,14 +14,17 @@ import psycopg
 import pytest
 
 from headwater.decode.wire import DecodeError
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.stream.fold import Fold
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.postgres.connection import postgres_errors
+from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sqlite.connection import sqlite_errors
+from tests.support.changed_source import unheard
 from tests.support.fix_headwater import HASTY, Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.local_bulk import patches_tasks
@@ -141,6 +144,29 @@ def test_transaction_survives_resource_error(
     with deployment.store() as store:
         assert FailedTransactions(deployment.settings, store).read() == []
     assert deployment.kinds() == ["snapshot"], "nothing was compared"
+
+
+def test_comparison_survives_resource_error(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows whose ops could not be written are not stored either: the next comparison would find nothing to repair."""
+    ailing, append = Ailing(raising(MemoryError), times=1), Flush.append
+
+    def append_or_fail(flush: Flush, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
+        if any("missed" in op.body for op in ops):
+            ailing.take()
+        append(flush, ops, buckets)
+
+    monkeypatch.setattr(Flush, "append", append_or_fail)
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute("insert into notes values ('1', 'one'), ('2', 'two')")
+    deployment = deploy(NOTES, intervals=replace(HASTY, retry=0.05)).start()
+    with unheard(deployment):
+        source_db.execute("update notes set body = 'missed' where id = '1'")
+    assert deployment.ask("resync")["state"] == "done"
+    assert ailing.left == 0
+    assert "[HW_1001] there is not enough memory" in caplog.text
+    assert device_rows(deployment) == truth(source_db, "notes")
 
 
 @patches_tasks

@@ -45,7 +45,7 @@ def context_with(**store: object) -> JobContext:
         recording=recording,
         fill=nothing,
         tables=SimpleNamespace(mark_clean=nothing),
-        is_empty=False,
+        is_empty=True,
         renew=nothing,
     )
     parts: dict[str, object] = {
@@ -57,7 +57,8 @@ def context_with(**store: object) -> JobContext:
     parts["store"] = SimpleNamespace(**store)
     parts["schema"] = SimpleNamespace(hint=nothing)
     parts["peers"] = {"default": "default"}
-    none = dict.fromkeys(("lease", "bulk", "connection"))
+    parts["bulk"] = SimpleNamespace(preparing=str)
+    none = dict.fromkeys(("lease", "connection"))
     return JobContext(**cast("dict[str, Any]", {**parts, **none, "progress": nothing}))
 
 

@@ -370,7 +370,9 @@ class JobScheduler:
             self._restart(queued, error)
             return
         except HeadwaterError as error:
-            if isinstance(error, _ABOUT_THE_STREAM) or error.kind not in {Kind.RETRY, Kind.RESYNC}:
+            # A merge that failed half done must not be committed with what the stream brings next
+            of_stream = isinstance(error, _ABOUT_THE_STREAM) or not self._context.stream.is_empty
+            if of_stream or error.kind not in {Kind.RETRY, Kind.RESYNC}:
                 self.close()
                 raise
             self._try_again(queued, error)
