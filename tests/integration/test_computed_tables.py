@@ -195,6 +195,22 @@ def test_slow_query_is_ended(deploy: Deploy, orders: SourceDb) -> None:
     assert "0.2 s" in state(deployment).what
 
 
+def test_largest_timeout_of_postgres_is_not_exceeded(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config(refresh="{every: 1d, timeout: 30d}")).start()
+    shows_truth(deployment, orders)
+
+
+@pytest.mark.parametrize("sqlstate", ["53400", "58P01", "57P01"])
+def test_any_error_of_query_is_a_fault(deploy: Deploy, orders: SourceDb, sqlstate: str) -> None:
+    orders.execute(
+        "create function fail(code text) returns int language plpgsql as"
+        " $$ begin raise exception 'temporary file size exceeds the limit' using errcode = code; end $$"
+    )
+    deployment = deploy(config(f"SELECT id, fail('{sqlstate}') FROM orders", "id")).start()
+    wait_until(lambda: state(deployment).code == "HW_2701", "the fault to be noted", 30)
+    assert "temporary file size exceeds the limit" in state(deployment).what
+
+
 @pytest.mark.parametrize(
     "query", ["INSERT INTO orders VALUES (9999) RETURNING id", "SELECT 1) TO PROGRAM 'true' --", "SELECT 1; SELECT 2"]
 )

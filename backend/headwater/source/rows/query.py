@@ -37,8 +37,8 @@ from headwater_rules.plan import COMPUTED, ComputedTable
 _log = logging.getLogger(__name__)
 
 _UNSEEN_PAUSE = 0.02
-_NO_FAULT = ("08", "53", "57P", "58")
-"""Classes of SQLSTATE that say nothing about a query: connection, resources, shutdown, system."""
+_LONGEST_TIMEOUT = (1 << 31) - 1
+"""The milliseconds, 24 days, that Postgres takes."""
 
 Named = tuple[str, str]
 """Schema and name of a table."""
@@ -81,7 +81,7 @@ class ResultReader:
                 while wait_for and any_unseen(conn, wait_for) and not self._stop.is_set():
                     time.sleep(_UNSEEN_PAUSE)
                 conn.execute("begin transaction isolation level repeatable read read only")
-                milliseconds = round(self._table.refresh.timeout * 1_000)
+                milliseconds = min(round(self._table.refresh.timeout * 1_000), _LONGEST_TIMEOUT)
                 conn.execute(b"set local statement_timeout = %d" % milliseconds)
                 self.seen = end_of_log(conn)  # the first query takes the snapshot, and then reads the position
                 return self._described(conn)
@@ -183,10 +183,11 @@ where c.relkind in ('r', 'p') and c.relpersistence = 'p' and n.nspname <> 'infor
 
 
 def query_failure(table: ComputedTable, result: pq.abc.PGresult) -> Exception:
-    """The error for a result of the server: the table's fault, unless it says nothing about the query."""
+    """The error for a result of the server: the table's fault, unless the connection ended. Queries, and functions in
+    them, can raise any SQLSTATE."""
     error = errors.error_from_result(result)
     state = error.sqlstate or ""
-    if not state or state.startswith(_NO_FAULT):
+    if not state or error.diag.severity_nonlocalized != "ERROR":
         return error
     if isinstance(error, errors.QueryCanceled):
         fix = "make it faster, such as by an index, or raise `timeout` under `refresh`"
