@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
+import psycopg
 import pytest
 
 from headwater.insight.explain import explain_row
@@ -209,6 +210,30 @@ def test_any_error_of_query_is_a_fault(deploy: Deploy, orders: SourceDb, sqlstat
     deployment = deploy(config(f"SELECT id, fail('{sqlstate}') FROM orders", "id")).start()
     wait_until(lambda: state(deployment).code == "HW_2701", "the fault to be noted", 30)
     assert "temporary file size exceeds the limit" in state(deployment).what
+
+
+REWRITES = {
+    "truncate": "truncate orders; insert into orders select i, 'b', i from generate_series(1, 500) i",
+    "alter": "alter table orders alter column id type bigint",
+    "replace": "create table other as table orders; drop table orders; alter table other rename to orders",
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES)
+def test_rewritten_table_is_not_taken_for_empty(deploy: Deploy, orders: SourceDb, rewrite: str) -> None:
+    deployment = deploy(config(refresh="{every: 1d, least: 0s}")).start()
+    before, ops = refreshed(deployment).at, deployment.op_count()
+    with psycopg.connect(orders.dsn) as conn:
+        conn.execute(REWRITES[rewrite].encode())
+        orders.execute("select pg_logical_emit_message(true, 'headwater', 'refresh account_totals')")
+        waiting = (  # it has its snapshot by then
+            "select from pg_stat_activity where datname = current_database()"
+            " and application_name = 'headwater query' and wait_event_type = 'Lock'"
+        )
+        wait_until(lambda: orders.fetch(waiting), "the query to wait for the lock", 30)
+    refreshed(deployment, before)
+    assert shown(deployment) == totals(orders)
+    assert deployment.op_count() - ops == (101 if rewrite == "truncate" else 0)
 
 
 @pytest.mark.parametrize(

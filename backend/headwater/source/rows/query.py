@@ -29,7 +29,7 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings, connect, source_errors, text_as_it_is
 from headwater.source.head import ping_statement
-from headwater.source.rows.copy import copied_batches
+from headwater.source.rows.copy import TableChangedError, copied_batches
 from headwater.source.rows.fetch import any_unseen
 from headwater.source.slot import end_of_log
 from headwater_rules.plan import COMPUTED, ComputedTable
@@ -107,10 +107,14 @@ class ResultReader:
             raise
 
     def finish(self) -> None:
-        """End the transaction, and write a record to the log, so that even an idle stream passes `seen`."""
+        """End the transaction, and write a record to the log, so that even an idle stream passes `seen`. Raises
+        TableChangedError when the rows that were read are those of no moment."""
         assert self._conn is not None
         try:
             with source_errors(self._settings):
+                if rewritten := self._conn.execute(_REWRITTEN).fetchall():
+                    what = "a table was truncated or rewritten while a query was about to read it"
+                    raise TableChangedError(what, rewritten[0][0], "it is read again")
                 self._conn.execute("commit")
                 self._conn.execute(ping_statement(self._conn.info.server_version))
         finally:
@@ -200,6 +204,17 @@ def query_failure(table: ComputedTable, result: pq.abc.PGresult) -> Exception:
 
 
 _DENIED = "42501"
+
+# A snapshot does not have the rows that a later TRUNCATE or rewrite left: it finds none. A transaction keeps the locks
+# of all that it reads, in functions too, so nobody rewrites it from then on. pg_class is read by the snapshot, the
+# function reads the present
+_REWRITTEN = """
+select l.relation::regclass::text
+from pg_locks l join pg_database d on d.oid = l.database and d.datname = current_database()
+left join pg_class c on c.oid = l.relation
+where l.pid = pg_backend_pid() and l.locktype = 'relation' and (c.oid is null
+    or c.relkind in ('r', 'm') and c.relfilenode <> 0 and pg_relation_filenode(c.oid) <> c.relfilenode)
+"""
 
 
 def fault(table: ComputedTable, what: str, fix: str, code: str) -> ComputedTableError:
