@@ -279,6 +279,11 @@ class Refresh:
     least: float = 10.0
     timeout: float = 60.0
 
+    @property
+    def watched(self) -> tuple[tuple[tuple[str, str], ...], bool]:
+        """The tables whose commits count: those that are named, and whether also those that the query reads."""
+        return self.after, self.after_read
+
 
 @dataclass(frozen=True, slots=True)
 class ComputedTable:

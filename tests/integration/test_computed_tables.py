@@ -212,6 +212,14 @@ def test_any_error_of_query_is_a_fault(deploy: Deploy, orders: SourceDb, sqlstat
     assert "temporary file size exceeds the limit" in state(deployment).what
 
 
+def test_query_that_ends_its_session_does_not_hold_up_others(deploy: Deploy, orders: SourceDb) -> None:
+    query = "SELECT id, pg_terminate_backend(pg_backend_pid()) FROM orders"
+    ending = f"  aaa: {{query: {query!r}, key: [id], refresh: {{every: 1d}}}}\n  account_totals:"
+    yaml = config().replace("  account_totals:", ending)
+    deployment = deploy(yaml + '  aaa: {auto_subscribe: true, query: "SELECT * FROM aaa"}\n').start()
+    shows_truth(deployment, orders)
+
+
 REWRITES = {
     "truncate": "truncate orders; insert into orders select i, 'b', i from generate_series(1, 500) i",
     "alter": "alter table orders alter column id type bigint",
@@ -234,6 +242,17 @@ def test_rewritten_table_is_not_taken_for_empty(deploy: Deploy, orders: SourceDb
     refreshed(deployment, before)
     assert shown(deployment) == totals(orders)
     assert deployment.op_count() - ops == (101 if rewrite == "truncate" else 0)
+
+
+def test_edited_refresh_counts_at_once(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config()).start()
+    before = refreshed(deployment).at
+    orders.execute("update orders set amount = 0 where account_id = 'a1'")
+    deployment.redeploy(config(refresh="{after: auto, least: 0s}"))
+    refreshed(deployment, before)
+    shows_truth(deployment, orders)
+    orders.execute("update orders set amount = 0 where account_id = 'a2'")
+    shows_truth(deployment, orders)
 
 
 @pytest.mark.parametrize(

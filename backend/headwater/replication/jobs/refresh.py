@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ from headwater.replication.computed import (
     refresh_states,
 )
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
+from headwater.replication.stream.commit_watch import Commits, last_commits
 from headwater.replication.tables.changes import empty
 from headwater.source.rows.query import ComputedTableError, Described, ResultReader, fault
 from headwater.storage.contract.reason import Cause, ResyncReason
@@ -291,7 +293,8 @@ class RefreshSchedule:
         self._states: dict[str, RefreshState] = {}
         self._there = frozenset[str]()  # the tables that are in the store
         self._ended: dict[str, float] = {}  # by the monotonic clock, in this run
-        self._wanted: dict[str, set[int]] = {}
+        self._wanted = defaultdict[str, Commits](last_commits)
+        self._begun: dict[str, float] = {}
         self._watched: dict[str, frozenset[tuple[str, str]]] = {}
         self._current: Refresh | None = None
 
@@ -307,6 +310,7 @@ class RefreshSchedule:
         name = self._next()
         if name is None:
             return None
+        self._begun[name] = time.monotonic()
         self._current = Refresh(self._context, plans, self._tables[name], self._wanted.get(name, ()))
         return self._current
 
@@ -321,6 +325,9 @@ class RefreshSchedule:
         if self._states.keys() - tables.keys():
             self._states = {name: state for name, state in self._states.items() if name in tables}
             note_states(context.store, context.lease, self._states)
+        for name in self._tables.keys() & tables.keys():
+            if tables[name].refresh.watched != self._tables[name].refresh.watched:
+                self._ended.pop(name, None)  # what it reads may not be known, nor commits to that have been seen
         self._tables = tables
         self._watch()
 
@@ -335,7 +342,7 @@ class RefreshSchedule:
     def _take(self) -> None:
         """Take over what the stream brought, and how the last refresh ended."""
         for name, xids in self._context.stream.commits.take().items():
-            self._wanted.setdefault(name, set()).update(xids)
+            self._wanted[name].extend(xids)
         job = self._current
         if job is None or not job.over:
             return
@@ -343,17 +350,17 @@ class RefreshSchedule:
         if job.done:
             self._ended[job.table.name] = time.monotonic()
             before = self._watched.get(job.table.name, frozenset())
-            left = self._wanted.pop(job.table.name, set()) - job.after
+            left = [xid for xid in self._wanted.pop(job.table.name, ()) if xid not in job.after]
             self._states = refresh_states(self._context.store, self._context.name)
             self._watch()
             unwatched = self._watched.get(job.table.name, before) - before
             if left or unwatched:  # a commit may have come before its table was watched
-                self._wanted[job.table.name] = left
+                self._wanted[job.table.name].extend(left)
 
     def _next(self) -> str | None:
-        found = ((self._seconds_to(table), name) for name, table in self._tables.items())
-        ready = sorted(each for each in found if each[0] is not None and each[0] <= 0)
-        return ready[0][1] if ready else None
+        found = ((name, self._seconds_to(table)) for name, table in self._tables.items())
+        ready = [name for name, seconds in found if seconds is not None and seconds <= 0]
+        return min(ready, key=lambda name: self._begun.get(name, 0.0), default=None)  # they take turns
 
     def _seconds_to(self, table: ComputedTable) -> float | None:
         """In how many seconds a table is due; None for one that waits for a commit."""
@@ -361,7 +368,7 @@ class RefreshSchedule:
         ended = self._ended.get(table.name)
         if ended is None:
             new = state.code or state.tried != definition_of(table) or table.name not in self._there
-            if new or refresh.every is None or refresh.after or refresh.after_read:
+            if new or refresh.every is None or any(refresh.watched):
                 return 0.0  # commits from before the start may not have been taken into account
             return state.at + refresh.every - time.time()
         since = time.monotonic() - ended

@@ -5,13 +5,21 @@ Any role can write such a message. It has a table computed sooner, but not befor
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from headwater.oplog.change import Begin, Commit, Delete, Insert, LogicalMessage, Message, Relation, Truncate, Update
 from headwater.source.triggers import asked_refresh
 
 Named = tuple[str, str]
+
+Commits = deque[int]
+"""The last transactions (by xid) that refresh a computed table."""
+
+
+def last_commits() -> Commits:
+    """None yet, and room for as many as can be in the stream before they are visible: each has a session of its own."""
+    return deque(maxlen=10_000)
 
 
 class CommitWatch:
@@ -24,7 +32,7 @@ class CommitWatch:
         self._by_table: dict[Named, list[str]] = {}
         self._xid = 0
         self._touched = set[str]()  # by the transaction that is read
-        self._found = defaultdict[str, set[int]](set)
+        self._found = defaultdict[str, Commits](last_commits)
 
     def watch(self, tables: Mapping[str, Collection[Named]]) -> None:
         """Watch for what refreshes these computed tables: those named after commits to these tables, all by message."""
@@ -48,7 +56,7 @@ class CommitWatch:
                     self._touched.clear()
                 case Commit():
                     for computed in self._touched:
-                        self._found[computed].add(self._xid)
+                        self._found[computed].append(self._xid)
                     self._touched.clear()
                 case Truncate():
                     self._touch(message.relations)
@@ -61,8 +69,8 @@ class CommitWatch:
         for relation in relations:
             self._touched.update(self._by_table.get((relation.schema, relation.name), ()))
 
-    def take(self) -> dict[str, set[int]]:
-        """The transactions (by xid) since the last call that refresh a computed table, by its name."""
+    def take(self) -> dict[str, Commits]:
+        """The last transactions since the last call that refresh a computed table, by its name."""
         found = dict(self._found)
         self._found.clear()
         return found
