@@ -14,6 +14,7 @@ import pytest
 
 from headwater.insight.forget import Forgetting, search_target
 from headwater.oplog.lsn import Lsn
+from headwater.replication.computed import RefreshState, note_states, refresh_states
 from headwater.replication.removal import remove_source
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
@@ -365,6 +366,7 @@ def test_forgotten_source(west: SourceWriter, east: SourceWriter, reader: StoreR
     store = east.store
     store.set_meta(east.lease, f"slot {EAST}", "noted")
     store.set_meta(east.lease, f"slot north/{EAST}", "of another one")
+    note_states(store, east.lease, {"sums": RefreshState("sums")})
     open_request = store.submit("resync", EAST, "{}")
     other_request = store.submit("resync", WEST, "{}")
     reader.create_write_checkpoint(["u/1"], {WEST: Lsn(1), EAST: Lsn(10**9)})
@@ -378,6 +380,7 @@ def test_forgotten_source(west: SourceWriter, east: SourceWriter, reader: StoreR
     assert store.tables(EAST) == []
     assert store.complete_definitions(EAST) == {}
     assert (store.get_meta(f"slot {EAST}"), store.get_meta(f"slot north/{EAST}")) == ("", "of another one")
+    assert refresh_states(store, EAST) == {}
     assert (store.request(open_request), store.open_requests(EAST)) == (None, [])
     request = store.request(other_request)
     assert request is not None

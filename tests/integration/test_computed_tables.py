@@ -340,6 +340,16 @@ def test_restart_refreshes_what_changed_meanwhile(deploy: Deploy, orders: Source
     assert deployment.op_count() == before + 1
 
 
+def test_lost_slot_refreshes_all_tables(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config()).start()
+    refreshed(deployment)
+    deployment.stop_and_let_go()
+    orders.lose_slots()
+    orders.execute("update orders set amount = 0 where account_id = 'a3'")
+    deployment.start()
+    shows_truth(deployment, orders)
+
+
 def test_unpublished_table_is_a_finding(deploy: Deploy, orders: SourceDb) -> None:
     orders.execute("create table others (id int primary key); create publication headwater for table others")
     deployment = deploy(config(refresh=AFTER), intervals=WATCHED).start()

@@ -13,6 +13,7 @@ from dataclasses import replace
 import psycopg
 
 from headwater.oplog.lsn import ZERO, format_lsn
+from headwater.replication.computed import note_states
 from headwater.replication.errors import OtherDataError, SourceReplacedError
 from headwater.replication.moved_source import DatabaseIdentity, accepted, doubts, look, renumbered
 from headwater.replication.own_slot import OwnSlot
@@ -142,6 +143,7 @@ class SlotResume:
         if plans is not None:
             stored = self._renumber(conn, stored, plans)
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
+        note_states(self._store, lease, {})  # so that computed tables are refreshed, too
         if rewritten or position < state.lsn:
             self._store.rewind_write_checkpoints(state.source, end_of_log(conn))
             FailedTransactions(self._source, self._store).clear(lease)  # their positions are of another history

@@ -20,6 +20,7 @@ OF_SOURCES = (
     "slot",
     "poison",
     "sampling",
+    "computed tables",
     "names of partitioned tables",
     "told",
     "retire",
