@@ -95,6 +95,10 @@ class RowFunction(Enum):
     SOURCE = "\x00source"
 
 
+NOW = "\x00now"
+"""Input of a row expression: the time at which the row is evaluated, in microseconds since 1970 UTC. It is no
+`RowFunction`, since rules can't name it but in comparisons."""
+
 _ELEMENT = re.compile("\x00(value|key):([0-9]+)")
 
 

@@ -35,6 +35,14 @@ class RowResult(NamedTuple):
     errors: list[str]
 
 
+class RowAt(NamedTuple):
+    """The result for a row at one time. It stays the same until `flip`, in microseconds since 1970 UTC: for ever where
+    that is None."""
+
+    result: RowResult
+    flip: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRow:
     """One row as it stands in the source, and what it gives. `source` is its tag, or for a shard `tag/shard`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
+from headwater_rules.compiler.clock import elsewhere, moving
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref
 from headwater_rules.compiler.relations import ExpandedArray, Relation, TableRef
 from headwater_rules.compiler.request_values import RequestNames, Semantics
@@ -104,6 +105,8 @@ class Context:
         nested = any(
             source != REQUEST and isinstance(self.instances[source], ExpandedArray) for source in array.sources
         )
+        if moving(array):
+            raise elsewhere(array.node)
         if len(array.sources) > 1 or nested:
             message = "an expanded array must come from one row, or from the request"
             raise error_at(RuleCode.MIXED_FILTER, message, array.node)

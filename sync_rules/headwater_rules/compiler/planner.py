@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
+from headwater_rules.compiler.clock import elsewhere, moving
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, to_expr
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.relations import (
@@ -136,6 +137,8 @@ def _foreign(context: Context, column: SelectedColumn | SelectedStar) -> RuleErr
         return None
     arrays = [context.instances[source] for source in column.value.sources - {REQUEST}]
     elements = [instance for instance in arrays if isinstance(instance, ExpandedArray)]
+    if moving(column.value) or any(moving(instance.array) for instance in elements):
+        return elsewhere(column.node)
     hint = "select columns of the synced table"
     if REQUEST in column.value.sources or any(REQUEST in instance.array.sources for instance in elements):
         message = f"column `{column.name}` is a value of the request, which cannot be synced"
@@ -276,6 +279,9 @@ class _Term:
 
     def _classify(self, atom: Atom) -> None:
         owners = dependencies(atom.frag, self._context.owner)
+        in_link = atom.link is not None and len(owners) > 1
+        if moving(atom.frag) and (in_link or not owners <= {self._target.table}):
+            raise elsewhere(atom.node)
         if owners <= {REQUEST}:
             if atom.frag.parts != ("1",):
                 self._gates.append(atom.frag)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sqlglot import exp
 
-from headwater_rules.compiler import functions
+from headwater_rules.compiler import clock, functions
 from headwater_rules.compiler.fragment import (
     NUMERIC,
     ExprKind,
@@ -30,6 +30,7 @@ from headwater_rules.evaluate.engine import MAX_PATTERN
 from headwater_rules.text.sqltext import error_at, identifier, text_of, unsupported
 
 _COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_BOUNDS = ((">=", "low"), ("<=", "high"))
 _ARITHMETIC: dict[type[exp.Expr], str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.BitwiseAnd: "&", exp.BitwiseOr: "|",
     exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>",
@@ -150,6 +151,7 @@ class Scalars:
         if isinstance(node.this, exp.Star):
             raise unsupported("`*` is not supported here", node, "name the column")
         if not node.table and str(node.name).lower() in _MOMENTS and not node.this.args.get("quoted"):
+            self._refuse_time(node)
             return functions.call(str(node.name).lower(), [], node)  # raises
         if node.args.get("db") or node.args.get("catalog"):
             raise unsupported("a column may not be qualified by a schema", node, "give the table an alias")
@@ -160,6 +162,7 @@ class Scalars:
     def _call(self, node: exp.Anonymous) -> Frag:
         name = node.name.lower()
         self.only(node, frozenset({"this", "expressions"}))
+        self._refuse_time(node)
         if name == "row_id" and not node.expressions:
             return self._names.row_function(None, name, node)
         arguments = [self.frag(argument) for argument in node.expressions if name in functions.KNOWN]
@@ -198,10 +201,19 @@ class Scalars:
         return build(ExprKind.LOGICAL, node, "(", left, " <> ", right, ")")
 
     def _compare(self, node: exp.Binary) -> Frag:
-        left, right = self._sides(node)
+        return self._ordered(node.this, _COMPARISONS[type(node)], node.expression, node)
+
+    def _ordered(self, left_node: exp.Expr, sign: str, right_node: exp.Expr, node: exp.Expr) -> Frag:
+        if self._semantics.clock and (clock.reads_time(left_node) or clock.reads_time(right_node)):
+            column = self.frag(clock.column_of(left_node, right_node))
+            return clock.comparison(left_node, sign, right_node, column, self._names.context.instances, node)
+        left, right = self.frag(left_node), self.frag(right_node)
         self._checks.compared(left, right, node, equality=False)
-        sign = f"{_collation(left, right)} {_COMPARISONS[type(node)]} "
-        return build(ExprKind.LOGICAL, node, "(", left, sign, right, ")")
+        return build(ExprKind.LOGICAL, node, "(", left, f"{_collation(left, right)} {sign} ", right, ")")
+
+    def _refuse_time(self, node: exp.Expr) -> None:
+        if self._semantics.clock and clock.names_time(node):
+            raise clock.misplaced(node)
 
     def _arithmetic(self, node: exp.Binary) -> Frag:
         left, right = self._sides(node)
@@ -286,6 +298,9 @@ class Scalars:
 
     def _between(self, node: exp.Between) -> Frag:
         self.only(node, frozenset({"this", "low", "high"}))
+        if self._semantics.clock and clock.reads_time(node):
+            bounds = (self._ordered(node.this, sign, node.args[name], node) for sign, name in _BOUNDS)
+            return joined(ExprKind.LOGICAL, node, list(bounds), " AND ")
         value, low, high = (self.frag(node.args[name]) for name in ("this", "low", "high"))
         collation = _collation(value, low) or _collation(value, high)
         for bound in (low, high):
@@ -313,6 +328,7 @@ class Scalars:
         return build(ExprKind.ANY, node, *pieces, " END)", trust=trust)
 
     def _cast(self, node: exp.Cast) -> Frag:
+        self._refuse_time(node)
         target = _CASTS.get(node.to.this)
         if target is None or node.to.expressions:
             hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")

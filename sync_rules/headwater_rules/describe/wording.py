@@ -10,6 +10,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from headwater_rules.evaluate.clock import Interval, interval_words
 from headwater_rules.evaluate.engine import renumber
 from headwater_rules.plan import Expr, RequestInput, RowFunction, element_column
 from headwater_rules.text.sqltext import RuleDialect
@@ -102,6 +103,21 @@ def _without_type(node: exp.Expr) -> exp.Expr | None:
     return None
 
 
+def _with_time(node: exp.Expr) -> exp.Expr | None:
+    """`column + interval > now() + interval` for the call that the compiler makes of it."""
+    if not isinstance(node, exp.Anonymous) or str(node.this) != "hw_clock":
+        return None
+    column, _, form, *parts = node.expressions
+    numbers = [int(part.sql()) for part in parts]
+    sign, of_clock = form.name.split()
+    clock = "current_date" if of_clock == "day" else "now()"
+    sides = (column.sql(dialect=RuleDialect), clock)
+    left, right = (
+        f"{side}{interval_words(Interval(*numbers[at : at + 3]))}" for side, at in zip(sides, (0, 3), strict=True)
+    )
+    return sqlglot.parse_one(f"{left} {sign} {right}", dialect=RuleDialect)
+
+
 def _in_array(node: exp.Expr) -> exp.Expr | None:
     """`x IN array` for `x IN (SELECT value FROM json_each(array))`."""
     query = node.args.get("query") if isinstance(node, exp.In) else None
@@ -165,6 +181,7 @@ _RULES: tuple[Callable[[exp.Expr], exp.Expr | None], ...] = (
     _without_truth,
     _without_type,
     lambda node: node.this if isinstance(node, exp.Collate) else None,
+    _with_time,
     _own_name,
     _in_array,
     _parameter,

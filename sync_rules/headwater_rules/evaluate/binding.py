@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import engine, renumber, select_sql, used
-from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column, shard_of, tag_of
+from headwater_rules.plan import NOW, Expr, RowFunction, TablePattern, Value, element_column, shard_of, tag_of
 
 Row = tuple[Value, ...]
 
@@ -32,8 +32,8 @@ def _lacking(expr: Expr, columns: Container[str]) -> Iterable[str]:
 
 
 class Layout:
-    """Positions in the tuple that an expression sees: columns, then the row id, then constants. `source` is the tag of
-    the table's source, or for a shard `tag/shard`."""
+    """Positions in the tuple that an expression sees: columns, then the row id, the time, and constants. `source` is
+    the tag of the table's source, or for a shard `tag/shard`."""
 
     def __init__(self, source: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
         self.tag, self.shard = tag_of(source), shard_of(source)
@@ -45,6 +45,7 @@ class Layout:
         self._used: set[str] = set()
         self._all = False
         self._extended = False
+        self.has_clock = False  # whether an expression uses the time
 
     def matches(self, pattern: TablePattern) -> bool:
         return pattern.matches(self.tag, self.schema, self.table)
@@ -61,7 +62,7 @@ class Layout:
         return None if self._all else frozenset(self._used)
 
     def constants(self) -> tuple[Value, ...] | None:
-        """The values after the row id; None when no expression uses anything but columns."""
+        """The values after row id and time; None when no expression uses anything but columns."""
         return tuple(self._constants) if self._extended else None
 
     def position(self, name: str, pattern: TablePattern) -> int:
@@ -74,6 +75,9 @@ class Layout:
         match name:
             case RowFunction.ROW_ID.value:
                 return len(self.columns)
+            case _ if name == NOW:
+                self.has_clock = True
+                return len(self.columns) + 1
             case RowFunction.TABLE_NAME.value:
                 return self._constant(self.table)
             case RowFunction.SCHEMA.value:
@@ -89,7 +93,7 @@ class Layout:
     def _constant(self, value: Value) -> int:
         if value not in self._constants:
             self._constants.append(value)
-        return len(self.columns) + 1 + self._constants.index(value)
+        return len(self.columns) + 2 + self._constants.index(value)
 
 
 class RowStatement:

@@ -12,7 +12,7 @@ from typing import Final
 import apsw
 
 from headwater_rules.errors import EvaluationError
-from headwater_rules.evaluate import natives
+from headwater_rules.evaluate import clock, natives
 from headwater_rules.plan import Value
 
 _STEPS_PER_TICK: Final = 1000
@@ -28,17 +28,17 @@ be interrupted."""
 
 _ALLOWED_ACTIONS: Final = frozenset({apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION})
 _ALLOWED_FUNCTIONS: Final = natives.FUNCTIONS.keys() | {
-    "->", "->>", "abs", "ceil", "coalesce", "concat", "concat_ws", "date", "datetime", "floor", "ifnull", "iif", "json",
-    "json_array", "json_array_length", "json_extract", "json_object", "json_type", "json_valid", "julianday", "like",
-    "ltrim", "max", "min", "nullif", "replace", "round", "rtrim", "sign", "strftime", "substr", "time", "trim", "trunc",
-    "typeof", "unixepoch",
+    "->", "->>", "abs", "ceil", "coalesce", "concat", "concat_ws", "date", "datetime", "floor", "hw_clock", "ifnull",
+    "iif", "json", "json_array", "json_array_length", "json_extract", "json_object", "json_type", "json_valid",
+    "julianday", "like", "ltrim", "max", "min", "nullif", "replace", "round", "rtrim", "sign", "strftime", "substr",
+    "time", "trim", "trunc", "typeof", "unixepoch",
 }  # fmt: skip
 
 
 class SqliteEngine:
     """Runs prepared expressions. Belongs to one thread; get it from `engine()`."""
 
-    __slots__ = ("_connection", "_cursor", "_deadline", "_max_seconds", "_max_ticks", "_ticks")
+    __slots__ = ("_connection", "_cursor", "_deadline", "_max_seconds", "_max_ticks", "_ticks", "flip")
 
     def __init__(
         self, *, max_seconds: float = _MAX_SECONDS, max_ticks: int = _MAX_TICKS, max_bytes: int = _MAX_BYTES
@@ -47,11 +47,14 @@ class SqliteEngine:
         self._max_ticks = max_ticks
         self._deadline = 0.0
         self._ticks = 0
+        self.flip: int | None = None
+        """The least time at which a comparison with the clock changes, of those made since this was set to None."""
         connection = apsw.Connection(":memory:", statementcachesize=2000)
         connection.limit(apsw.SQLITE_LIMIT_LENGTH, max_bytes)
         connection.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, MAX_PATTERN)
         for name, (function, arguments) in natives.FUNCTIONS.items():
             connection.create_scalar_function(name, function, arguments, deterministic=True)
+        connection.create_scalar_function("hw_clock", self._compare_with_clock, -1, deterministic=True)
         connection.create_collation("utf16", natives.compare_utf16)
         connection.authorizer = _authorize
         connection.set_progress_handler(self._tick, _STEPS_PER_TICK)
@@ -76,6 +79,12 @@ class SqliteEngine:
             self._cursor.execute(f"explain {sql}", (None,) * _parameters(sql)).fetchall()
         except apsw.Error as error:
             raise EvaluationError(str(error)) from None
+
+    def _compare_with_clock(self, *arguments: Value) -> int | None:
+        holds, flip = clock.compare(arguments)
+        if flip is not None and (self.flip is None or flip < self.flip):
+            self.flip = flip
+        return holds
 
     def _tick(self) -> bool:
         self._ticks += 1

@@ -14,9 +14,10 @@ import orjson
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, run_together
+from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.naming import as_text, key_text
 from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
-from headwater_rules.results import LookupEntry, Put, RowResult
+from headwater_rules.results import LookupEntry, Put, RowAt, RowResult
 
 _new = tuple.__new__
 _PLAIN: Sequence[Row] = ((),)
@@ -33,9 +34,10 @@ class TableProgram:
     plan again in each process.
 
     `definitions` are the positions of the bucket definitions that the table feeds, `has_lookups` says whether it feeds
-    lookups, `needs_columns` are the columns whose values are used (None: all of them). `plain` is set when each row has
-    one entry at most, which consists of columns alone. `closed` are the names of bucket definitions and lookups that
-    get no row, since the table lacks a column that decides about it.
+    lookups, `needs_columns` are the columns whose values are used (None: all of them). `has_clock` says whether the
+    result depends on the time. `plain` is set when each row has one entry at most, which consists of columns alone.
+    `closed` are the names of bucket definitions and lookups that get no row, since the table lacks a column that
+    decides about it.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class TableProgram:
         "_shard",
         "closed",
         "definitions",
+        "has_clock",
         "has_lookups",
         "needs_columns",
         "plain",
@@ -69,17 +72,26 @@ class TableProgram:
         self.has_lookups = bool(lookups)
         self.needs_columns = layout.needed()
         self._constants = layout.constants()
+        self.has_clock = layout.has_clock
         self._groups = run_together(_shared([*self._entries, *self._lookups]))
         only = self._entries[0] if len(self._entries) == 1 and not lookups else None
         self._shard = f"{layout.shard}/" if layout.shard else ""
         self.plain = None if only is None or self._shard or self._constants is not None else _plain(only)
 
-    def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
+    def evaluate_at(self, values: Sequence[Value], row_id: str, now: int) -> RowAt:
+        """The result for one row at a time, in microseconds since 1970 UTC, and until when it stays the same."""
+        sqlite = engine()
+        sqlite.flip = None
+        result = self.evaluate(values, row_id, now)
+        return RowAt(result, sqlite.flip)
+
+    def evaluate(self, values: Sequence[Value], row_id: str, now: int | None = None) -> RowResult:
         """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
-        raises because of values: an entry that fails is left out and described in `errors`."""
+        raises because of values: an entry that fails is left out and described in `errors`, as is one that is compared
+        with the clock where `now` is missing."""
         if self._shard:
             row_id = self._shard + row_id  # another shard may have the same
-        row = tuple(values) if self._constants is None else (*values, row_id, *self._constants)
+        row = tuple(values) if self._constants is None else (*values, row_id, now, *self._constants)
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
         errors: list[str] = []

@@ -151,6 +151,15 @@ def _parse_keyword_call(parser: PostgresParser) -> exp.Expr:
     return parser.expression(exp.Anonymous(this=token.text, expressions=arguments)).update_positions(token)
 
 
+def _parse_interval_span(parser: PostgresParser, this: exp.Expr, parse_function_unit: bool = True) -> exp.Interval:
+    # sqlglot would split the text into a number and a unit, and drop what follows: `'1 day 02:00'`, `'1 day ago'`
+    unit = None
+    if parser._curr and parser._curr.text.upper() in parser.dialect.VALID_INTERVAL_UNITS:
+        unit = exp.Var(this=parser._curr.text)
+        parser._advance()
+    return parser.expression(exp.Interval(this=this, unit=unit))
+
+
 def _operand(parser: PostgresParser) -> exp.Expr:
     found = parser._parse_bitwise()
     if found is None:
@@ -172,6 +181,7 @@ class RuleDialect(Postgres):
             **dict.fromkeys(("SUBSTRING", "EXTRACT"), _parse_keyword_call),
         }
         NO_PAREN_FUNCTION_PARSERS = {"CASE": PostgresParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+        _parse_interval_span = _parse_interval_span
         LAMBDAS: ClassVar = {}  # `f(x -> 'k')` is an access to JSON
         RANGE_PARSERS = {**PostgresParser.RANGE_PARSERS, TokenType.IN: _parse_in}
         JSON_OPERATORS = {
