@@ -28,19 +28,13 @@ class LookupEntry(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """The result for one row. `errors` describe entries that failed on this row and were left out."""
+    """The result for one row. `errors` describe entries that failed on this row and were left out. It stays the same
+    until `flip`, in microseconds since 1970 UTC: for ever where that is None."""
 
     puts: list[Put]
     lookups: list[LookupEntry]
     errors: list[str]
-
-
-class RowAt(NamedTuple):
-    """The result for a row at one time. It stays the same until `flip`, in microseconds since 1970 UTC: for ever where
-    that is None."""
-
-    result: RowResult
-    flip: int | None
+    flip: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

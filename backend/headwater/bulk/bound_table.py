@@ -7,7 +7,7 @@ own way; row sides that they share are evaluated once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from headwater.decode.copytext import split_line
@@ -27,7 +27,7 @@ from headwater.oplog.transform import (
     plain_write,
 )
 from headwater.storage.contract.parts import CurrentRow
-from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
+from headwater_rules.evaluate.rows import PlainEntry, RowProgram, TableProgram, bind_table
 from headwater_rules.plan import BucketDefinition, SyncPlan, Value, shard_of
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind
@@ -39,14 +39,20 @@ Cells = Sequence[str | None]
 @dataclass(frozen=True, slots=True)
 class BoundTable:
     """The plans in use, bound to one table. `definitions` are the names of the bucket definitions that get rows of it;
-    `exclusive` says that no other table, of this source or another, has rows in their buckets. `closed` are the row
-    sides that get none, since the table lacks a column that decides."""
+    `has_clock` says whether the plans compare with the current time, so that rows are evaluated `at` one; `exclusive`
+    that no other table, of this source or another, has rows in these buckets. `closed` are the row sides that get none,
+    since the table lacks a column that decides."""
 
     transform: TableTransform
     has_lookups: bool
+    has_clock: bool
     definitions: tuple[str, ...]
     exclusive: bool
     closed: frozenset[str] = frozenset()
+
+    def at(self, now: int) -> BoundTable:
+        """The same at a time, in microseconds since 1970 UTC. Plans that don't depend on the time stay as they are."""
+        return replace(self, transform=self.transform.at(now)) if self.has_clock else self
 
     def memberships(self, cells: Cells, row_id: str) -> set[BucketMembership]:
         """Where the rules place a row with these cells."""
@@ -100,18 +106,20 @@ def bind(
     for plan in plans:
         program = bind_table(plan, source, relation.schema, relation.name, columns)
         if program is not None:
-            parts.append(_Part(program, row_converter(relation.columns, types, plan.options), len(buckets), plan))
+            convert = row_converter(relation.columns, types, plan.options)
+            parts.append(_Part(program, program, convert, len(buckets), plan))
         buckets += plan.buckets
     if not parts:
         return None
-    fed = [buckets[part.offset + position] for part in parts for position in part.program.definitions]
+    fed = [buckets[part.offset + position] for part in parts for position in part.bound.definitions]
     return BoundTable(
         transform=_transform(parts, [bucket.name for bucket in buckets], relation, types, table_id, keys),
-        has_lookups=any(part.program.has_lookups for part in parts),
+        has_lookups=any(part.bound.has_lookups for part in parts),
+        has_clock=any(part.bound.has_clock for part in parts),
         definitions=tuple(definition.name for definition in fed),
         exclusive=not shard_of(source)
         and all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
-        closed=frozenset().union(*(part.program.closed for part in parts)),
+        closed=frozenset().union(*(part.bound.closed for part in parts)),
     )
 
 
@@ -202,9 +210,11 @@ def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[Bucket
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One plan's program. `offset` is where its bucket definitions begin among those of all plans."""
+    """One plan, bound, and what evaluates rows by it. `offset` is where its bucket definitions begin among those of all
+    plans."""
 
-    program: TableProgram
+    bound: TableProgram
+    program: RowProgram
     convert: Callable[[Cells], list[Value]]
     offset: int
     plan: SyncPlan
@@ -215,7 +225,7 @@ def _plain_write(
 ) -> PlainWrite | None:
     """Code for the rows of a table whose only entry consists of columns, none of them a blob: those are left out of
     the data. None where `id` is another column than the one that identifies rows, so that no row would be left."""
-    entry, plan = part.program.plain, part.plan
+    entry, plan = part.bound.plain, part.plan
     if entry is None or not _by_row_id(entry, relation):
         return None
     selected = [relation.columns[position].type_oid for position in entry.columns.values()]
@@ -244,9 +254,15 @@ class _Union:
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
         errors: list[str] = []
+        flips: list[int] = []
         for part in self.parts:
             result = part.program.evaluate(part.convert(cells), row_id)
             puts += [put._replace(definition=put.definition + part.offset) for put in result.puts]
             lookups += result.lookups
             errors += result.errors
-        return RowResult(puts, lookups, errors)
+            if result.flip is not None:
+                flips.append(result.flip)
+        return RowResult(puts, lookups, errors, min(flips, default=None))
+
+    def at(self, now: int) -> _Union:
+        return _Union([replace(part, program=part.program.at(now)) for part in self.parts])

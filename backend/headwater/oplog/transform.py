@@ -9,8 +9,8 @@ what is wrong with a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import orjson
 
@@ -19,7 +19,7 @@ from headwater.oplog.limits import OP_LIMIT, SURELY_AN_OP
 from headwater.oplog.op import put_affixes, put_body, put_checksum, remove_body, type_json
 from headwater.oplog.row_id import row_subkey
 from headwater_rules.evaluate.naming import as_text, key_text
-from headwater_rules.evaluate.rows import PlainEntry
+from headwater_rules.evaluate.rows import PlainEntry, RowProgram
 from headwater_rules.plan import Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 
@@ -65,15 +65,17 @@ class DraftOp(NamedTuple):
 
 
 class TransformedRow(NamedTuple):
-    """What is to be stored of a row: its memberships as text, its lookups, and errors of rules in words."""
+    """What is to be stored of a row: its memberships as text, its lookups, errors of rules in words, and until when it
+    is right, as in `RowResult`."""
 
     memberships: str
     lookups: Sequence[LookupEntry]
     errors: Sequence[str]
+    flip: int | None
 
 
 draft_op: Callable[[type[DraftOp], tuple[int, int, str]], DraftOp] = tuple.__new__  # half the time of DraftOp(…)
-_new_row: Callable[[type[TransformedRow], tuple[str, Sequence[LookupEntry], Sequence[str]]], TransformedRow]
+_new_row: Callable[[type[TransformedRow], tuple[str, Sequence[LookupEntry], Sequence[str], int | None]], TransformedRow]
 _new_row = tuple.__new__
 
 
@@ -220,12 +222,6 @@ def row_ops(
     return ops, [BucketMembership(bucket, digest, table, oid) for (bucket, table, oid), digest in after.items()]
 
 
-class RowProgram(Protocol):
-    """The rules, bound to the columns of one table."""
-
-    def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult: ...
-
-
 PlainWrite = Callable[[Sequence[str | None], str, str, list[DraftOp], Buckets], str | None]
 """Does for usual rows what `TableTransform.write` does: (cells, row id, stored memberships, ops, buckets) ->
 memberships to store, or None for a row that it leaves alone."""
@@ -243,6 +239,10 @@ class TableTransform:
     definitions: Sequence[str]
     plain: PlainWrite | None = None
 
+    def at(self, now: int) -> TableTransform:
+        """The same at a time, in microseconds since 1970 UTC."""
+        return replace(self, program=self.program.at(now))
+
     def evaluate(self, cells: Sequence[str | None], row_id: str) -> RowResult:
         return self.program.evaluate(self.convert(cells), row_id)
 
@@ -259,9 +259,9 @@ class TableTransform:
         if self.plain is not None and origin is None:
             memberships = self.plain(cells, row_id, previous, ops, buckets)
             if memberships is not None:
-                return _new_row(TransformedRow, (memberships, (), ()))
-        puts, lookups, errors = self.program.evaluate(self.convert(cells), row_id)
-        return TransformedRow(self.move(previous, origin, row_id, puts, ops, buckets), lookups, errors)
+                return _new_row(TransformedRow, (memberships, (), (), None))
+        puts, lookups, errors, flip = self.program.evaluate(self.convert(cells), row_id)
+        return TransformedRow(self.move(previous, origin, row_id, puts, ops, buckets), lookups, errors, flip)
 
     def move(
         self,

@@ -69,7 +69,7 @@ def _write_additions(
         row_id, members, subkey = row.row_id, row.members, row.subkey
         if is_stub(row.line):
             continue
-        puts, entries, _ = transform.evaluate(current_cells(stored.layouts, row), row_id)
+        puts, entries, *_ = transform.evaluate(current_cells(stored.layouts, row), row_id)
         if members and puts:
             puts = _missing(puts, members, row_id, transform.keys)
         if not puts and not entries:

@@ -137,7 +137,7 @@ class _Worker:
                 continue
             cells = split_line(line, width)
             row_id = row_id_of(line, cells)
-            members, entries, _ = write("", None, row_id, cells, ops, buckets)
+            members, entries, *_ = write("", None, row_id, cells, ops, buckets)
             rows.append(new_row(CurrentRow, (row_id, 0, line, members, None)))
             if OVERSIZED in members:
                 self.refused += oversized_ops_of(self._table, row_id, members)

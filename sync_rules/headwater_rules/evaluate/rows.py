@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Protocol
 
 import orjson
 
@@ -17,7 +18,7 @@ from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, r
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.naming import as_text, key_text
 from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
-from headwater_rules.results import LookupEntry, Put, RowAt, RowResult
+from headwater_rules.results import LookupEntry, Put, RowResult
 
 _new = tuple.__new__
 _PLAIN: Sequence[Row] = ((),)
@@ -78,17 +79,14 @@ class TableProgram:
         self._shard = f"{layout.shard}/" if layout.shard else ""
         self.plain = None if only is None or self._shard or self._constants is not None else _plain(only)
 
-    def evaluate_at(self, values: Sequence[Value], row_id: str, now: int) -> RowAt:
-        """The result for one row at a time, in microseconds since 1970 UTC, and until when it stays the same."""
-        sqlite = engine()
-        sqlite.flip = None
-        result = self.evaluate(values, row_id, now)
-        return RowAt(result, sqlite.flip)
+    def at(self, now: int) -> RowProgram:
+        """The program at a time, in microseconds since 1970 UTC."""
+        return _At(self, now) if self.has_clock else self
 
     def evaluate(self, values: Sequence[Value], row_id: str, now: int | None = None) -> RowResult:
         """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
         raises because of values: an entry that fails is left out and described in `errors`, as is one that is compared
-        with the clock where `now` is missing."""
+        with the clock without `now`, which `at` gives."""
         if self._shard:
             row_id = self._shard + row_id  # another shard may have the same
         row = tuple(values) if self._constants is None else (*values, row_id, now, *self._constants)
@@ -118,7 +116,32 @@ class TableProgram:
                 _look_up(lookup, row, known, lookups)
             except EvaluationError as error:
                 errors.append(f"{lookup.name}: {error}")
-        return _new(RowResult, (puts, lookups, errors))
+        return _new(RowResult, (puts, lookups, errors, None))
+
+
+class RowProgram(Protocol):
+    """Rules, bound to the columns of one table."""
+
+    def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult: ...
+
+    def at(self, now: int) -> RowProgram:
+        """The same rules at a time, in microseconds since 1970 UTC, for those that depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A program that depends on the time, at one time."""
+
+    program: TableProgram
+    now: int
+
+    def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
+        sqlite = engine()
+        sqlite.flip = None
+        return self.program.evaluate(values, row_id, self.now)._replace(flip=sqlite.flip)
+
+    def at(self, now: int) -> RowProgram:
+        return _At(self.program, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ def program_of(where: str) -> TableProgram:
 
 def answer(program: TableProgram, now: int, a: Value, b: Value = None) -> tuple[bool, int | None]:
     """Whether the row is synced, and until when."""
-    result, flip = program.evaluate_at(("1", a, b), "1", now)
+    result = program.at(now).evaluate(("1", a, b), "1")
     assert result.errors == []
-    return bool(result.puts), flip
+    return bool(result.puts), result.flip
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,8 @@ def test_a_window_whose_change_does_not_matter_is_passed_over() -> None:
 def test_rules_without_time_need_none() -> None:
     program = program_of("a = 1")
     assert not program.has_clock
-    assert program.evaluate_at(("1", 1, None), "1", 0).flip is None
+    assert program.at(0) is program
+    assert program.evaluate(("1", 1, None), "1").flip is None
 
 
 def test_without_a_time_a_row_is_left_out_and_reported() -> None:

@@ -168,7 +168,7 @@ def wrong_rows(
         if is_stub(row.line):
             continue
         try:
-            puts, entries, _ = bound.transform.evaluate(live.cells(row), row.row_id)
+            puts, entries, *_ = bound.transform.evaluate(live.cells(row), row.row_id)
         except DecodeError:
             misplaced.append(row.row_id)
             continue

@@ -449,7 +449,7 @@ class RowWriter:
                 continue
             previous, origin = ("", None) if before is None else (before.members, before.subkey)
             if isinstance(cells, tuple):
-                members, lookups, errors = write(previous, origin, row_id, cells, ops, buckets)
+                members, lookups, errors, _ = write(previous, origin, row_id, cells, ops, buckets)
             else:
                 members, lookups, errors = transform.move(previous, origin, row_id, (), ops, buckets), (), ()
                 self._report_oversized(table, row_id, line, before)
