@@ -206,6 +206,7 @@ class Scalars:
     def _ordered(self, left_node: exp.Expr, sign: str, right_node: exp.Expr, node: exp.Expr) -> Frag:
         if self._semantics.clock and (clock.reads_time(left_node) or clock.reads_time(right_node)):
             column = self.frag(clock.column_of(left_node, right_node))
+            self._checks.moment(column, node)
             return clock.comparison(left_node, sign, right_node, column, self._names.context.instances, node)
         left, right = self.frag(left_node), self.frag(right_node)
         self._checks.compared(left, right, node, equality=False)

@@ -172,6 +172,7 @@ def _quoted(name: str) -> str:
 
 
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
+_NEVER_A_MOMENT = ("time without", "time with", "time(", "interval", "uuid", "numeric", "inet", "cidr", "money")
 _MAX_SHOWN = 60
 _NUMBER = re.compile(r"'[+-]?[0-9]+(\.[0-9]+)?'")
 _SIZE_PER_WORD = 300  # building so large an expression takes as long as compiling a word
@@ -243,6 +244,17 @@ class QueryChecks:
             self._checks.find(
                 RuleCode.NOT_JSON, message, node, "use a column of type json, jsonb, an array or JSON text"
             )
+
+    def moment(self, value: Frag, node: exp.Expr) -> None:
+        """Report that a column is compared with the current time which can't hold points in time."""
+        known = self._column(value)
+        if self._checks is None or known is None:
+            return
+        kind, column = known
+        if kind is not ValueKind.TEXT or column.type.startswith(_NEVER_A_MOMENT):
+            message = f"`{column.name}` ({column.type}) is no point in time, so this comparison is never true"
+            hint = "compare a column of type timestamptz, timestamp or date"
+            self._checks.find(RuleCode.NEVER_EQUAL, message, node, hint)
 
     def selected(self, table: TableRef, columns: Sequence[SelectedColumn | SelectedStar], node: exp.Expr) -> None:
         """Report columns of the synced table that devices don't get, and rows without a column `id`."""

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.wording import row_words
-from headwater_rules.errors import SyncConfigError
+from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.evaluate.clock import DAY, Clock, Interval, later, moment, shifted
 from headwater_rules.evaluate.rows import TableProgram
 from headwater_rules.plan import SyncPlan, Value
-from tests.unit.rules.rules_store import bound, errors_of
+from headwater_rules.schema import SourceSchema
+from tests.unit.rules.rules_store import bound, errors_of, place_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR = DAY // 24
@@ -272,6 +273,48 @@ def test_only_rows_of_the_synced_table_are_decided_about(query: str) -> None:
     assert [str(error.message) for error in caught.value.findings] == [
         "a comparison with the current time can only decide which rows of the synced table are synced"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_moment"),
+    [
+        ("timestamp with time zone", True),
+        ("timestamp(3) without time zone", True),
+        ("date", True),
+        ("text", True),
+        ("time without time zone", False),
+        ("interval", False),
+        ("bigint", False),
+        ("jsonb", False),
+        ("timestamp with time zone[]", False),
+    ],
+)
+def test_a_column_without_points_in_time_is_reported(kind: str, is_moment: bool) -> None:
+    schema = SourceSchema.from_json(
+        f'{{"format": 1, "tables": [{{"name": "t", "columns": {{"id": "uuid", "at": "{kind}"}}}}]}}'
+    )
+    found = compile_config(config("at > now()"), schema=schema, clock=True).warnings
+    expected = [] if is_moment else [(RuleCode.NEVER_EQUAL, "at > now()")]
+    assert [(each.code, place_of(each).text) for each in found] == expected
+
+
+def bucket_definition(parameters: str, data: str) -> str:
+    return f"bucket_definitions:\n  s:\n    parameters: {parameters}\n    data: [{data}]\n"
+
+
+def test_data_queries_may_read_the_clock() -> None:
+    users = "SELECT request.user_id() AS u"
+    text = bucket_definition(users, "SELECT id FROM t WHERE t.owner = bucket.u AND t.at > now() - interval '1 day'")
+    program = bound(compile_config(text, clock=True).plan, "t", ["id", "owner", "at"])
+    result = program.at(0).evaluate(("1", "u1", "1970-01-01"), "1")
+    assert ([put.bucket.partition("[")[2] for put in result.puts], result.flip) == (['"u1"]'], DAY)
+
+
+def test_parameter_queries_may_not() -> None:
+    members = "SELECT list AS l FROM members WHERE who = request.user_id() AND until > now()"
+    with pytest.raises(SyncConfigError) as caught:
+        compile_config(bucket_definition(members, "SELECT id FROM t WHERE list = bucket.l"), clock=True)
+    assert "can only decide which rows of the synced table are synced" in str(caught.value)
 
 
 def test_the_service_refuses_it() -> None:
