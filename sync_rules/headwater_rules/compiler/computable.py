@@ -29,13 +29,14 @@ def offering_table(report: Report, stream: str, query: SqlText, ctes: Collection
     try:
         yield
     finally:
-        for number, error in enumerate(report.errors[before:], before):
-            if error.code in _REFUSED and not error.suggestion.startswith(_TYPO):
-                found = _computed(stream, query.sql, ctes)
-                if found is not None:
-                    suggestion = f"{error.suggestion}; or {found}" if error.suggestion else found
-                    report.errors[number] = RuleError(error.code, error.message, error.span, suggestion)
-                break
+        refused = [e for e in report.errors[before:] if e.code in _REFUSED and not e.suggestion.startswith(_TYPO)]
+        found = _computed(stream, query.sql, ctes) if refused else None
+        if found is not None:
+            first = refused[0]
+            suggestion = f"{first.suggestion}; or {found}" if first.suggestion else found
+            offering = RuleError(first.code, first.message, first.span, suggestion)
+            # An error in an expression that several parts of the query use is there several times
+            report.errors[before:] = [offering if str(e) == str(first) else e for e in report.errors[before:]]
 
 
 def _computed(stream: str, query: str, ctes: Collection[str]) -> str | None:
