@@ -156,7 +156,7 @@ def test_second_holder(writer: SourceWriter) -> None:
     writer.store.acquire(SOURCE, "here:1", 0.0)  # expires at once
     newer = other.acquire(SOURCE, "there:2", 30.0)
     with pytest.raises(LeaseLostError):
-        writer.store.begin(writer.lease)
+        writer.store.begin(writer.lease).lock()
     with pytest.raises(LeaseLostError):
         writer.store.renew(writer.lease)
     other.begin(newer).rollback()

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.errors import HeadwaterError
+from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.health import slot_findings
 from headwater.source.slot import replication_connection
+from headwater.source.stream import UNDECODABLE_TIMES, ReplicationStream, UndecodableError
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.integration.followed_source import ROWS, SHOWN, FollowedSource, FollowSource, SmallDisk
 from tests.support.changed_source import Device
@@ -262,6 +265,31 @@ def test_slot_lost_while_read(follow_source: FollowSource, postgres_with: NewSer
     assert followed.deployment.op_count() - before == 5
     assert followed.kinds() == ["snapshot", "re-sync"]
     assert followed.source.fetch("select wal_status, active from pg_replication_slots") == [("reserved", True)]
+
+
+def test_log_that_postgres_cannot_decode(follow_source: FollowSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decoding fails at the same place whenever it is tried, through a fault of Postgres."""
+    followed = follow_source()
+    before = followed.deployment.op_count()
+    opened, starts = ReplicationStream.__init__, list[Lsn]()
+
+    def failing(stream: ReplicationStream, settings: SourceSettings, slot: str, start: Lsn, *others: Any) -> None:
+        starts.append(start)
+        if start == starts[0]:
+            raise UndecodableError("Postgres can't decode its log: could not map filenode to relation OID", "here", "")
+        opened(stream, settings, slot, start, *others)
+
+    followed.network.cut()
+    wait_until(
+        lambda: not followed.source.fetch("select from pg_replication_slots where active"), "the slot to be left"
+    )
+    followed.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
+    monkeypatch.setattr(ReplicationStream, "__init__", failing)
+    followed.network.mend()
+    followed.goes_on()
+    assert followed.deployment.op_count() - before == 4
+    assert followed.kinds() == ["snapshot", "re-sync"]
+    assert len(starts) == UNDECODABLE_TIMES + 1
 
 
 def remake_publication(followed: FollowedSource) -> None:

@@ -13,7 +13,7 @@ from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError
 from headwater.source.catalog.publications import PublicationError
 from headwater.source.slot import SlotLostError
-from headwater.source.stream import SilentError
+from headwater.source.stream import UNDECODABLE_TIMES, SilentError, UndecodableError
 from headwater.storage.contract.store import BucketKeyTakenError, LeaseLostError
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
@@ -34,12 +34,13 @@ class Recovery:
     isolate_until: Lsn = ZERO
     followed: bool = False
     patience: float = 1.0
+    _undecodable: int = 0
     _delay: float = _FIRST_DELAY
     _progress: bool = False
 
     def progressed(self) -> None:
         """The attempt stored something of the stream."""
-        self._progress, self.patience = True, 1.0
+        self._progress, self.patience, self._undecodable = True, 1.0, 0
 
     def note(self, error: HeadwaterError) -> None:
         """Take an error into account. Raises it when another attempt can't help."""
@@ -49,6 +50,10 @@ class Recovery:
             self.isolate_until = error.upto
         elif isinstance(error, SlotLostError):
             self.slot_lost = True
+        elif isinstance(error, UndecodableError):
+            self._undecodable += 1
+            if self._undecodable >= UNDECODABLE_TIMES:  # what the log says from here on is lost, too
+                self.slot_lost, self._undecodable = True, 0
         elif isinstance(error, SilentError) and not self._progress:  # each attempt has it decode all from the start
             self.patience = min(self.patience * 2, _LONGEST_PATIENCE)
         elif error.kind is Kind.RESYNC:

@@ -40,6 +40,10 @@ class StreamError(HeadwaterError):
     code = "PSYNC_S1120"
 
 
+class UndecodableError(StreamError):
+    """Postgres can't decode its own log, by a fault of its own or since the log is damaged."""
+
+
 class SilentError(StreamError):
     """The server does not answer, and nothing shows that it is at work."""
 
@@ -229,6 +233,9 @@ class ReplicationStream:
             return SlotLostError(f"the slot can't be continued: {first}", where, "a new slot is created")
         if state == _BUSY:
             return SlotBusyError(f"another session reads the slot: {first}", where, "it is tried again")
+        if state.startswith(_INTERNAL):
+            fix = f"it is tried again; if Postgres fails {UNDECODABLE_TIMES} times, a new slot is created"
+            return UndecodableError(f"Postgres can't decode its log: {first}", where, fix)
         return StreamError(f"the stream broke: {first}", where, "it is tried again")
 
 
@@ -247,3 +254,7 @@ _LOST = {
 """SQLSTATEs. That of a slot which Postgres invalidated, 55000, has other meanings: the next attempt sees in the catalog
 that the slot is lost."""
 _BUSY = "55006"
+_INTERNAL = "XX"
+UNDECODABLE_TIMES = 3
+"""So often in a row, a failure of Postgres' own decoding does not pass: it has several known faults, such as `could not
+map filenode to relation OID`."""

@@ -16,7 +16,7 @@ from headwater.replication.recovery import Recovery
 from headwater.source.catalog.publications import PublicationError
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.slot import SlotError, SlotLostError
-from headwater.source.stream import SilentError
+from headwater.source.stream import UNDECODABLE_TIMES, SilentError, UndecodableError
 from headwater.storage.contract.store import LeaseLostError
 
 AWAY = SourceUnreachableError("the source does not answer", "db:5432")
@@ -138,3 +138,16 @@ def test_errors_that_a_person_mends() -> None:
     Recovery(followed=True).note(refused)
     with pytest.raises(LeaseLostError):
         Recovery(followed=True).note(LeaseLostError("another replicator has it"))
+
+
+def test_log_that_postgres_cannot_decode() -> None:
+    """It would fail for ever at the same place, so the slot counts as lost; one failure may pass."""
+    recovery, error = Recovery(followed=True), UndecodableError("could not map filenode to relation OID")
+    for _ in range(UNDECODABLE_TIMES - 1):
+        recovery.note(error)
+    assert not recovery.slot_lost
+    recovery.progressed()
+    for _ in range(UNDECODABLE_TIMES):
+        assert not recovery.slot_lost
+        recovery.note(error)
+    assert recovery.slot_lost

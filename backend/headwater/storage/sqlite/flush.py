@@ -24,6 +24,7 @@ from headwater.storage.sqlite.cursor import SqliteCursor
 from headwater_rules.results import LookupEntry
 
 _MEMBERS_READ = 5_000
+_FEW = 10  # rows; to begin to read for each of them is no more than to begin and to end
 
 _PUT_ROW = """
 insert into rows_{0:d} (row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?)
@@ -41,7 +42,6 @@ class SqliteFlush(Flush):
         self._db = cursor.connection
         self._wake = wake
         self._rows: dict[int, dict[str, CurrentRow | None]] = {}  # that are kept back, by table; None when deleted
-        leases.check(cursor, lease)
 
     # rows
 
@@ -51,7 +51,7 @@ class SqliteFlush(Flush):
         stored = [row_id for row_id in row_ids if row_id not in kept] if kept else row_ids
         sql = f"select row_id, layout, line, members, subkey from rows_{table:d} where row_id = ?"
         found: dict[str, CurrentRow] = {}
-        with self._snapshot():
+        with self._snapshot() if len(stored) > _FEW else nullcontext():
             rows = self._db.executemany(sql, [(row_id,) for row_id in stored])
             for row in rows:
                 loaded = found[row[0]] = new_row(CurrentRow, row)
