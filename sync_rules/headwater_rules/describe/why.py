@@ -154,11 +154,11 @@ def _looked_up(lookup: LookupDefinition, key: str) -> str:
 
 
 def _passes(row: SourceRow, source: RowSource, filters: tuple[Expr, ...]) -> bool:
-    layout = Layout(source.table.tag, row.schema, row.table, tuple(row.columns))
+    layout = Layout(row.source, row.schema, row.table, tuple(row.columns))
     statement = Bound(layout, source.table, filters, source.each).statement()
     constants = layout.constants()
     values: tuple[Value, ...] = tuple(row.columns.values())
-    full = values if constants is None else (*values, row.row_id, *constants)
+    full = values if constants is None else (*values, row.row_id, None, *constants)
     try:
         return statement is None or bool(statement.rows(full))
     except EvaluationError:

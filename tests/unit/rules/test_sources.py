@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.why import Why
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import TablePattern
+from headwater_rules.results import SourceRow, SyncRequest
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
 from headwater_rules.testing.rules_test import RulesTest
 from headwater_rules.versions import definitions_of
@@ -173,3 +175,16 @@ def test_findings_name_the_source() -> None:
         "no row of `west.public.todos` reaches a device: it is not published, or may not be read",
         "no table `t` in schema `public` of source `west`",
     }
+
+
+@pytest.mark.parametrize(("source", "origin"), [("west", "west"), ("west/one", "one")])
+def test_explanation_knows_the_source(source: str, origin: str) -> None:
+    """A condition that a row fulfils is not named as one that keeps it away."""
+    query = f"SELECT * FROM west.public.todos t WHERE t.source() = '{origin}' AND t.owner = 'ada'"
+    plan = compile_config(f'config: {{edition: 3}}\nstreams: {{a: {{auto_subscribe: true, query: "{query}"}}}}').plan
+    bound = bind_table(plan, source, "public", "todos", ["id", "owner"])
+    assert bound is not None
+    row = SourceRow("public", "todos", {"id": "1", "owner": "ben"}, "1", bound.evaluate(["1", "ben"], "1"), source)
+    reason = Why(plan, SyncRequest({"sub": "u1"}), lambda _: {}).of_row(row, 0, plan.buckets[0].sources[0])
+    assert "owner" in reason
+    assert origin not in reason
