@@ -202,7 +202,7 @@ class LeftOut:
         return cls(relation, "without key" if whole or not key else ", ".join(key), ", ".join(bad))
 
     def __str__(self) -> str:
-        table = f"{self.relation.schema}.{self.relation.name}"
+        table = self.relation.qualified_name
         return (
             f"[HW_3002] a row has text that is not UTF-8 and is left out: no device gets it ({table}, row {self.row},"
             f" column {self.columns}); write the text in UTF-8 in the source"

@@ -167,7 +167,7 @@ def _explain_row(cursor: ByteCursor, relations: Mapping[int, Relation]) -> None:
     relation = relations.get(cursor.number(_U32))
     if relation is None:
         raise _unknown_relation(cursor)
-    cursor.table = f", table {relation.schema}.{relation.name}"
+    cursor.table = f", table {relation.qualified_name}"
     for marks in _TUPLE_MARKS[cursor.type]:
         mark = chr(cursor.number(_U8))
         if mark not in marks:

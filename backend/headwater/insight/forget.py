@@ -68,16 +68,12 @@ def tables_named(store: StoreWriter, tag: str, name: str | None) -> list[StoredT
     tables = store.tables(tag)
     if name is None:
         return tables
-    found = [table for table in tables if name in {_name(table), table.relation.name}]
+    found = [table for table in tables if name in {table.relation.qualified_name, table.relation.name}]
     if len(found) != 1:
-        known = ", ".join(sorted(map(_name, tables))) or "none"
+        known = ", ".join(sorted(table.relation.qualified_name for table in tables)) or "none"
         what, fix = f"table {name} is not replicated", "write it with its schema"
         raise HeadwaterError(what, f"replicated: {known}", fix, code="HW_8403")
     return found
-
-
-def _name(table: StoredTable) -> str:
-    return f"{table.relation.schema}.{table.relation.name}"
 
 
 def search_target(
@@ -94,7 +90,7 @@ def search_target(
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:
     """Raise HW_8401 when one of these tables in the source holds the value, and HW_2302 when a lock
     prevents the check. Tables that are no longer published are not checked."""
-    names = {_name(table) for table in stored}
+    names = {table.relation.qualified_name for table in stored}
     with connect(source, application_name="headwater forget") as conn:
         for table in published_tables(conn, source.publications):
             if table.qualified_name not in names:

@@ -52,7 +52,7 @@ def moved_tables(
     published = {(t.relation.schema, t.relation.name): t for t in wanted_tables(conn, source, plans)}
     seen = {table.name: table for table in look(conn, source, store, plans)}
     known = store.tables(source.name)
-    rows = {f"{t.relation.schema}.{t.relation.name}": store.place_ranges(t.id, _RANGE).rows for t in known}
+    rows = {t.relation.qualified_name: store.place_ranges(t.id, _RANGE).rows for t in known}
     stored = renumbered(known, {name: table.relation for name, table in published.items()})
     pairs = [
         (table, published[table.relation.schema, table.relation.name])

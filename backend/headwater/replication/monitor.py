@@ -276,11 +276,7 @@ class _SourceCheck:
     def _look(self, store: StoreWriter) -> None:
         """Compare the source with what replication needs of it."""
         stored = store.tables(self._source.name)
-        compared = tuple(
-            Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))
-            for table in stored
-            if table.resync
-        )
+        compared = tuple(Compared(table.relation.qualified_name, str(table.resync)) for table in stored if table.resync)
         if self._monitor.change(lambda health: replace(health, compared=compared)).compared != compared:
             self._monitor.changed.set()
         oids = {table.relation.oid for table in stored}

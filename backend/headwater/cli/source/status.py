@@ -275,7 +275,7 @@ def _as_dict(
         "transactions_not_taken_in": [asdict(poison) for poison in (kept.poisons if kept else ())],
         "tables": [
             {
-                "table": f"{table.relation.schema}.{table.relation.name}",
+                "table": table.relation.qualified_name,
                 "replica_identity": table.relation.identity.name.lower(),
                 "compared_because": None if table.resync is None else str(table.resync),
             }

@@ -29,7 +29,7 @@ class Rekey(Job):
         super().__init__(context)
         self._plans = tuple(plans)
         self._table = table
-        self._name = f"{table.relation.schema}.{table.relation.name}"
+        self._name = table.relation.qualified_name
 
     def tables_changed(self, oids: frozenset[int]) -> bool:
         return self._table.relation.oid not in oids

@@ -226,7 +226,7 @@ class JobQueue:
         payload = orjson.loads(request.payload or "{}")
         names = payload.get("tables") or []
         stored = self._context.stored()
-        by_name = {f"{t.relation.schema}.{t.relation.name}": oid for oid, t in stored.items()}
+        by_name = {t.relation.qualified_name: oid for oid, t in stored.items()}
         unknown = [name for name in names if name not in by_name]
         if unknown:
             known = ", ".join(sorted(by_name)) or "none"

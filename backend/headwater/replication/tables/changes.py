@@ -164,7 +164,7 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
     """Make the store's tables what the catalog says. Each step is a transaction; after a crash, `table_changes` finds
     what is left. `context` is of the tables as they are stored."""
     for table in changes.gone:
-        name = f"{table.relation.schema}.{table.relation.name}"
+        name = table.relation.qualified_name
         _log.info("removing the rows of %s: it is gone, not published any more, or its rows got other ids", name)
         store.drop_table(lease, _emptied(store, lease, state, context, table))
     for table, published in changes.touched:

@@ -67,7 +67,7 @@ class PublishedTable:
 
     @property
     def qualified_name(self) -> str:
-        return f"{self.relation.schema}.{self.relation.name}"
+        return self.relation.qualified_name
 
     @property
     def estimated_rows(self) -> int:

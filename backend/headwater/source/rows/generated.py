@@ -79,7 +79,7 @@ class GeneratedValues:
             plan = self._plan(conn, relation)
             return [row for batch in _batches(plan, rows) for row in _evaluated(conn, plan, batch)]
         except psycopg.errors.LockNotAvailable as error:
-            name = f"{relation.schema}.{relation.name}"
+            name = relation.qualified_name
             raise NotComputedLockedError("a generated column can't be computed: the table is locked", name) from error
         except psycopg.OperationalError as error:
             self.close()
@@ -90,7 +90,7 @@ class GeneratedValues:
             why = str(error).split("\n")[0] if refused else f"SQLSTATE {error.sqlstate}"
             raise (NotComputedError if refused else NotComputableError)(
                 f"a generated column can't be computed: {why}",
-                f"{relation.schema}.{relation.name}",
+                relation.qualified_name,
                 f"let role {self._settings.user} execute the functions of its expression" if refused else "",
             ) from error
 
@@ -120,7 +120,7 @@ def _planned(conn: psycopg.Connection, relation: Relation) -> _Plan:
     if not rows or not at.keys() <= set(rows[0][1]):
         raise NotComputedError(
             "a generated column can't be computed: its table has other columns by now",
-            f"{relation.schema}.{relation.name}",
+            relation.qualified_name,
             "the catalog is read again",
         )
     ((table, names),) = rows
