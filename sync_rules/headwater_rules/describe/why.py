@@ -22,7 +22,6 @@ from headwater_rules.plan import (
     RowSource,
     Stream,
     SyncPlan,
-    Value,
     Variant,
 )
 from headwater_rules.results import LookupReader, Put, SourceRow, SyncRequest
@@ -156,10 +155,8 @@ def _looked_up(lookup: LookupDefinition, key: str) -> str:
 def _passes(row: SourceRow, source: RowSource, filters: tuple[Expr, ...]) -> bool:
     layout = Layout(row.source, row.schema, row.table, tuple(row.columns))
     statement = Bound(layout, source.table, filters, source.each).statement()
-    constants = layout.constants()
-    values: tuple[Value, ...] = tuple(row.columns.values())
-    full = values if constants is None else (*values, row.row_id, None, *constants)
+    values = Layout.row(tuple(row.columns.values()), row.row_id, None, layout.constants())
     try:
-        return statement is None or bool(statement.rows(full))
+        return statement is None or bool(statement.rows(values))
     except EvaluationError:
         return False

@@ -65,6 +65,11 @@ class Layout:
         """The values after row id and time; None when no expression uses anything but columns."""
         return tuple(self._constants) if self._extended else None
 
+    @staticmethod
+    def row(values: Sequence[Value], row_id: str, now: int | None, constants: tuple[Value, ...] | None) -> Row:
+        """The tuple of a row, with what `constants` gave once all expressions were bound."""
+        return tuple(values) if constants is None else (*values, row_id, now, *constants)
+
     def position(self, name: str, pattern: TablePattern) -> int:
         """The position of the input `name` of an expression over a row of `pattern`."""
         known = self._positions.get(name)

@@ -89,7 +89,7 @@ class TableProgram:
         with the clock without `now`, which `at` gives."""
         if self._shard:
             row_id = self._shard + row_id  # another shard may have the same
-        row = tuple(values) if self._constants is None else (*values, row_id, now, *self._constants)
+        row = Layout.row(values, row_id, now, self._constants)
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
         errors: list[str] = []
