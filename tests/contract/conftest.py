@@ -11,7 +11,7 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_store
 from tests.contract.source_writer import SOURCE, SourceWriter
 from tests.support.fix_stores import NewAddress
-from tests.support.written_store import WrittenStore
+from tests.support.written_store import A, B, C, WrittenStore
 
 
 @pytest.fixture
@@ -37,6 +37,16 @@ def writer(new_writer: Callable[..., SourceWriter]) -> SourceWriter:
 def written(new_address: NewAddress) -> Iterator[WrittenStore]:
     with closing(WrittenStore(new_address())) as store:
         yield store
+
+
+@pytest.fixture
+def lived(written: WrittenStore) -> WrittenStore:
+    """Bulk work, changes, removals and a bucket that comes later."""
+    written.publish({str(i): (A if i % 3 else B, f"text {i}") for i in range(3000)})
+    for step in range(5):
+        written.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
+    written.write({"1": None, "2": (C, "moved")})
+    return written
 
 
 @pytest.fixture

@@ -8,26 +8,13 @@ from collections.abc import Iterable
 from contextlib import closing
 from itertools import pairwise
 
-import pytest
-
 from headwater.oplog.op import OpId
 from headwater.storage.contract.history import HistoryOp
 from headwater.storage.contract.reader import FlushMark
 from headwater.storage.open import open_store
-from tests.support.written_store import WrittenStore, compact
+from tests.support.written_store import A, B, WrittenStore, compact
 
-A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
 START = OpId(0)
-
-
-@pytest.fixture
-def lived(written: WrittenStore) -> WrittenStore:
-    """Bulk work, changes, removals and a bucket that comes later."""
-    written.publish({str(i): (A if i % 3 else B, f"text {i}") for i in range(3000)})
-    for step in range(5):
-        written.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
-    written.write({"1": None, "2": (C, "moved")})
-    return written
 
 
 def told(batches: Iterable[list[HistoryOp]]) -> list[HistoryOp]:

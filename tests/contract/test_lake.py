@@ -22,19 +22,7 @@ from headwater.storage.contract.store import ReplicationProgress
 from headwater.storage.open import open_store
 from tests.support.fix_stores import NewAddress
 from tests.support.lakes import assert_is_store, devices_of, export, manifest_of, ops_of, snapshot_of
-from tests.support.written_store import SOURCE, WrittenStore, compact, shown
-
-A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
-
-
-@pytest.fixture
-def lived(written: WrittenStore) -> WrittenStore:
-    """Bulk work, changes, removals and a bucket that comes later."""
-    written.publish({str(i): (A if i % 3 else B, f"text {i}") for i in range(3000)})
-    for step in range(5):
-        written.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
-    written.write({"1": None, "2": (C, "moved")})
-    return written
+from tests.support.written_store import SOURCE, A, B, C, WrittenStore, compact, shown
 
 
 @pytest.fixture

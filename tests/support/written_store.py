@@ -37,6 +37,7 @@ SOURCE = "default"
 COLUMNS = Column("id", 25, -1, True), Column("text", 25, -1, False)
 RELATION = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, COLUMNS)
 YAML = "streams: {}"
+A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
 
 Rows = Mapping[str, tuple[str, str]]
 """By row id: the bucket it stands in, and its text. Buckets are named `<definition>["<value>"]`."""
