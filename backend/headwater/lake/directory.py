@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from headwater.failpoints import failpoint
 from headwater.lake.manifest import FORMAT, LakeDirectoryError, LakeFile, Manifest, damaged, decode, encode
+from headwater.storage.shared.common import sync_path
 
 MANIFEST = "manifest.json"
 FOLDERS = ("ops", "rows", "buckets")
@@ -80,7 +81,7 @@ class LakeDirectory:
         again."""
         before = self._manifest.files
         for folder in FOLDERS:
-            _sync(self._root / folder)
+            sync_path(self._root / folder)
         _replace(self._root, _NEXT, manifest)
         failpoint("lake.after_next")
         _take_over(self._root, manifest, before)
@@ -116,9 +117,9 @@ def _take_over(root: Path, manifest: Manifest, before: Mapping[str, LakeFile]) -
             (root / hidden(path)).rename(root / path)
         failpoint("lake.after_name")
     for folder in FOLDERS:
-        _sync(root / folder)
+        sync_path(root / folder)
     (root / _NEXT).rename(root / MANIFEST)
-    _sync(root)
+    sync_path(root)
 
 
 def _check_entries(root: Path) -> None:
@@ -177,17 +178,8 @@ def _replace(root: Path, name: str, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(root / name)
-    _sync(root)
+    sync_path(root)
 
 
 def _read(path: Path) -> Manifest:
     return decode(path.read_bytes(), str(path))
-
-
-def _sync(folder: Path) -> None:
-    """Make names in a directory last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

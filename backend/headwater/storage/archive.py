@@ -27,6 +27,7 @@ import zstandard
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
 from headwater.storage.open import open_store
+from headwater.storage.shared.common import sync_path
 
 FORMAT: Final = 2
 _OF_ONE_SOURCE: Final = 1
@@ -112,11 +113,7 @@ def _give_name(unfinished: Path, path: Path) -> None:
         raise _exists(path) from error
     try:
         unfinished.rename(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(path.parent)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import orjson
@@ -66,6 +68,15 @@ def batched(items: Iterable[_T], size_of: Callable[[_T], int], count: int, batch
         left -= size
     if batch:
         yield batch
+
+
+def sync_path(path: Path) -> None:
+    """Make what a file holds, or the names in a directory, outlast the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def as_int(value: object) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ import apsw
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import ArchivedState, Row, StoreNotEmptyError
 from headwater.storage.shared.archive import Load, used_tables
+from headwater.storage.shared.common import sync_path
 from headwater.storage.sql.cursor import Cursor, Value
 from headwater.storage.sqlite.connection import open_reader, open_writer
 from headwater.storage.sqlite.cursor import WRITES, SqliteCursor, attach_writes
@@ -66,11 +66,11 @@ class SqliteLoad(Load):
             db.script("pragma optimize")
             db.script("pragma wal_checkpoint(truncate)")
         for file in _FILES:
-            _sync(self._folder / file)
+            sync_path(self._folder / file)
         _make_room(self._target)
         for file in _FILES:
             (self._folder / file).rename(self._target / file)
-        _sync(self._target)
+        sync_path(self._target)
 
     def discard(self) -> None:
         self._db.close()
@@ -121,11 +121,3 @@ def _make_room(target: Path) -> None:
             raise StoreNotEmptyError("another process has the empty store open", str(target), "stop the service there")
         path.unlink()
     (target / WRITES).unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
