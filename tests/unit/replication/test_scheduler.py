@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs import deploy, resync
 from headwater.replication.jobs.deploy import Deploy
@@ -29,7 +30,6 @@ from headwater.storage.contract.versions import ConfigVersion, Origin, VersionSt
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
-    from headwater.oplog.change import Relation
 
 YAML = "config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: SELECT * FROM t}}\n"
 VERSION = ConfigVersion(7, "", VersionState.PROCESSING, Origin.COMMAND, 0.0, 0.0, 0.0, "")
@@ -115,7 +115,7 @@ def test_error_while_cleaning_up(caplog: pytest.LogCaptureFixture) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise SourceUnreachableError("gone")
 
-    relation = SimpleNamespace(schema="public", name="t", oid=1)
+    relation = Relation(1, "public", "t", ReplicaIdentity.DEFAULT, ())
     table = cast("StoredTable", SimpleNamespace(relation=relation, fingerprint=""))
     job = Rekey(context_with(discard_staged=busy, stage_tables=unreachable), (), table)
     with pytest.raises(SourceUnreachableError):
@@ -190,8 +190,8 @@ def test_half_built_definitions_and_an_unlocked_table(monkeypatch: pytest.Monkey
         retired.append(list(names))
         return False
 
-    relation = SimpleNamespace(schema="public", name="t", oid=1)
-    busy = StoredTable(4, "default", (cast("Relation", relation),), "", ResyncReason(Cause.LOCKED))
+    relation = Relation(1, "public", "t", ReplicaIdentity.DEFAULT, ())
+    busy = StoredTable(4, "default", (relation,), "", ResyncReason(Cause.LOCKED))
     context = context_with(
         complete_definitions=lambda _: {},
         mark_resync=nothing,
