@@ -79,6 +79,11 @@ def copy_id(content: str, copy: int) -> str:
     return content if copy == 1 else f"{content}#{copy}"
 
 
+def content_of(row_id: str) -> str:
+    """The content id of which `copy_id` made a row id."""
+    return row_id.partition("#")[0]
+
+
 def copy_number(row_id: str) -> int:
     """The inverse of `copy_id`."""
     _, mark, number = row_id.partition("#")

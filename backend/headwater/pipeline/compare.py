@@ -24,7 +24,7 @@ from headwater.decode.wire import DecodeError
 from headwater.oplog.change import Relation
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub, read_stub, stored_line
-from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id
+from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, content_of
 from headwater.pipeline.progress import TaskProgress
 from headwater.pipeline.snapshot import Partition
 from headwater.source.connect import source_errors
@@ -78,7 +78,7 @@ class StoreRows:
 
     def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
         layouts = self.table.layouts
-        keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
+        kind = RowIdentity.of(self.table.relation).kind
         bounds = bind_layouts(job.plans, job.source.name, layouts, job.types, self.table.id, job.keys)
         for batch in open_store(job.store).read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
             found: list[ComparedRow] = []
@@ -88,9 +88,12 @@ class StoreRows:
                     line = _present_line(layouts, row)
                     if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row):
                         mark = _FLAWED
-                found.append(
-                    keyed_row(job.keys, row.row_id, line, "", mark) if keyed else _content(job.keys, line, mark)
-                )
+                if kind is IdentityKind.KEY:
+                    found.append(keyed_row(job.keys, row.row_id, line, "", mark))
+                else:
+                    # Under former names of columns, its values are nulls here; it is looked up by its id
+                    known = kind is IdentityKind.FULL and not is_stub(line)
+                    found.append(_content(job.keys, line, mark, content_of(row.row_id) if known else None))
             yield found
 
 
@@ -104,9 +107,10 @@ def keyed_row(keys: StoreKeys, key: str, line: str, kept: str, mark: str = _SOUN
     return ComparedRow(keys.compared(key), key, keys.compared(f"{key}\0{shown}{mark}"), kept)
 
 
-def _content(keys: StoreKeys, line: str, mark: str = _SOUND) -> ComparedRow:
+def _content(keys: StoreKeys, line: str, mark: str = _SOUND, known: str | None = None) -> ComparedRow:
+    """A row of a table without key. `known` is the id of its content, where the row's own id has it."""
     stored = stored_line(line)
-    content = read_stub(stored).content if is_stub(stored) else content_id(line)
+    content = known or (read_stub(stored).content if is_stub(stored) else content_id(line))
     place = keys.compared(content if is_stub(stored) else line)
     digest = keys.compared(f"{place}{mark}") if mark else place
     return ComparedRow(place, content, digest, line)
