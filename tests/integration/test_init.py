@@ -94,6 +94,43 @@ def test_written_files_work(source_db: SourceDb, tmp_path: Path) -> None:
         assert headwater_here(*arguments, cwd=tmp_path).code == 0
 
 
+def test_several_databases(new_source_db: Callable[[], SourceDb], roles: Callable[[str], None], tmp_path: Path) -> None:
+    app, crm = new_source_db(), new_source_db()
+    app.execute(
+        "create table users (id uuid primary key, email text);"
+        "create table lists (id uuid primary key, owner_id uuid references users, name text)"
+    )
+    crm.execute(
+        "create table deals (id uuid primary key, user_id uuid, title text);"
+        "create table steps (id uuid primary key, deal_id uuid references deals, body text)"
+    )
+    arguments = ["init", "-y", "--upload", "--sdk", "ts", "--uri", app.uri]
+    tagged = ["--uri", f"my-crm={crm.uri.replace('@', ':its-secret@')}"]
+    done = headwater_here(*arguments, *tagged, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert all(f"{name}: new Table(" in done.out for name in ("lists", "deals", "steps"))
+    config = load_config(ConfigSource(), {}, tmp_path)
+    assert config.warnings == ()
+    assert [(each.name, each.password) for each in config.sources] == [("default", ""), ("my-crm", "its-secret")]
+    assert "its-secret" not in (tmp_path / "headwater.yaml").read_text()
+    checked_here = headwater_here("rules", "check", "sync.yaml", "--schema", cwd=tmp_path)
+    assert checked_here.code == 0, checked_here.out + checked_here.err
+    for source, name in ((app, "default"), (crm, "my-crm")):
+        source.execute((tmp_path / f"policies-{name}.sql").read_text())
+    assert headwater_here("source", "prepare", "--upload", cwd=tmp_path).code == 0
+    uploads = config.uploads().by_source()
+    assert [{rule.name for rule in each.tables.values()} for each in uploads.values()] == [
+        {"lists"},
+        {"deals", "steps"},
+    ]
+    assert [check_uploads(each) for each in uploads.values()] == [(), ()]
+    for source in (app, crm):
+        source.execute(f"drop owned by {WRITER}")
+    for wrong in ([*tagged, *tagged], ["--uri", crm.uri], ["--uri", f"crm/eu={crm.uri}"], ["--uri", f"a b={crm.uri}"]):
+        refused = headwater_here(*arguments, "--force", *wrong, cwd=tmp_path)
+        assert (refused.code, "Traceback" in refused.err) in {(1, False), (2, False)}, wrong
+
+
 def test_too_many_buckets_are_named(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute(
         "create table users (id bigint primary key, email text);"

@@ -306,10 +306,12 @@ def _at(settings: SourceSettings, uri: str, option: str) -> tuple[SourceSettings
     return replace(settings, host=host, port=port, database=address.database or settings.database), address
 
 
-def source_of(uri: str, *, password: str = "", sslmode: str | None = None, cacert: str | None = None) -> SourceSettings:
+def source_of(
+    uri: str, *, password: str = "", sslmode: str | None = None, cacert: str | None = None, tag: str | None = None
+) -> SourceSettings:
     """The source at a URI, which needs host, database and user. `cacert` is PEM text. Raises ConfigError."""
     findings = ConfigFindings()
-    given = {"uri": uri, "password": password, "sslmode": sslmode, "cacert": cacert}
+    given = {"uri": uri, "password": password, "sslmode": sslmode, "cacert": cacert, "tag": tag}
     section = Section({key: ConfigNode(value, None) for key, value in given.items() if value}, "", None, findings)
     settings = _source(section, 64)
     if settings is None or findings.errors:

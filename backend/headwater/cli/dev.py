@@ -179,7 +179,7 @@ def run_own(uri: str, users: str | None, given: Path | None, host: str, port: in
         workspace = stack.enter_context(open_workspace(None))
         mark = f"headwater_dev_{secrets.token_hex(4)}"
         source = replace(source_at(uri, ask=False), publications=(mark,), slot_prefix=f"{mark}_")
-        proposal = proposed(read_outline(source), source, users)
+        proposal = proposed(read_outline(source), source.address, users)
         rules = given or workspace.rules
         if given is None:
             rules.write_text(proposal.text, encoding="utf-8")
@@ -310,7 +310,16 @@ def _own(config: ServiceConfig, named: str) -> Demo:
     schema = client_schema(compile_config(config.sync_text()).plan, read_schema(source))
     tables = {table.name: {each.name: each.type.value for each in table.columns} for table in schema.tables}
     title, order = title_of(people.table), (people.subject,)
-    return Demo(source, config.auth.keys[0], AUDIENCE, people.table.place, people.subject, title, order, tables)
+    return Demo(
+        source,
+        config.auth.keys[0],
+        AUDIENCE,
+        (people.table.schema, people.table.name),
+        people.subject,
+        title,
+        order,
+        tables,
+    )
 
 
 def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:

@@ -72,6 +72,11 @@ class SourceSettings:
         return name in {self.name, self.tag}
 
     @property
+    def written_tag(self) -> str:
+        """What rules write before the names of its tables: nothing for the default source."""
+        return "" if self.tag == "default" else self.tag
+
+    @property
     def name(self) -> str:
         """What the store, commands and messages call this source. Unique."""
         return self.tag if self.shard is None else f"{self.tag}/{self.shard}"

@@ -1,4 +1,4 @@
-"""The tables of a database as far as a proposal reads them: columns, keys, references."""
+"""The tables of databases as far as a proposal reads them: columns, keys, references."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ _TELLS = ("_type", "_kind", "_class")
 _TEXTS = frozenset({"text", "character varying", "citext"})
 
 
+Place = tuple[str, ...]
+"""Where a table is: its schema and name, with the tag of its database before them unless that is the default one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A column whose values are those of a column of another table. `declared`: by a foreign key, not only by name.
@@ -24,6 +28,11 @@ class Reference:
     target: str
     declared: bool = True
     owning: bool = False
+    tag: str = ""
+
+    @property
+    def place(self) -> Place:
+        return _place(self.tag, self.schema, self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class OutlinedTable:
     """A table. `key` is its primary key, empty without one; `references` have one column each. `rows` is about how many
     it has, None if that is not known. `computed` columns are written by Postgres alone, `required` ones have neither a
     null nor a default. `choices` are the columns of an enum, with its values. `secured`: policies of its own decide who
-    may write what."""
+    may write what. `tag` is that of its database, empty for the default one."""
 
     schema: str
     name: str
@@ -43,15 +52,16 @@ class OutlinedTable:
     required: frozenset[str] = frozenset()
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     secured: bool = False
+    tag: str = ""
 
     @property
-    def place(self) -> tuple[str, str]:
-        return self.schema, self.name
+    def place(self) -> Place:
+        return _place(self.tag, self.schema, self.name)
 
     @property
     def shown(self) -> str:
         """A name for comments."""
-        name = self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+        name = self.name if self.schema == "public" and not self.tag else ".".join(self.place)
         return " ".join(name.split())
 
     @property
@@ -67,6 +77,10 @@ class OutlinedTable:
     def reference(self, column: str) -> Reference | None:
         """The first reference of a column."""
         return next((each for each in self.references if each.column == column), None)
+
+
+def _place(tag: str, schema: str, name: str) -> Place:
+    return (tag, schema, name) if tag else (schema, name)
 
 
 def is_number(table: OutlinedTable, column: str) -> bool:
@@ -102,7 +116,8 @@ def _stem(name: str) -> str:
 
 
 def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> tuple[OutlinedTable, ...]:
-    """The tables with references that only names show: `list_id` is the id of `list` or `lists`."""
+    """The tables with references that only names show: `list_id` is the id of `list` or `lists`, of the table's own
+    database if it has one."""
     called: dict[tuple[str, str], list[tuple[int, OutlinedTable]]] = {}
     for number, table in enumerate(tables):
         called.setdefault((table.schema, snake(table.name)), []).append((number, table))
@@ -121,9 +136,9 @@ def _by_name(
         if not stem or is_one_of_several(table, column.name):
             continue
         named = [each for name in plurals(stem) for each in called.get((table.schema, name), ())]
-        for _, other in sorted(named, key=lambda each: each[0]):
+        for _, other in sorted(named, key=lambda each: (each[1].tag != table.tag, each[0])):
             key = other.id_column
             if other.name != table.name and key is not None and is_number(table, column.name) == is_number(other, key):
-                found.append(Reference(column.name, other.schema, other.name, key, declared=False))
+                found.append(Reference(column.name, other.schema, other.name, key, declared=False, tag=other.tag))
                 break
     return found

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headwater_rules.propose.outline import OutlinedTable, with_references_by_name
+from headwater_rules.propose.outline import OutlinedTable, Place, with_references_by_name
 from headwater_rules.propose.routes import (
     BucketExplosion,
     Candidate,
@@ -31,11 +31,11 @@ _ONE_LINE = re.compile(r"[\w .,()*=]*")  # what a query may contain to stand bes
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A sync config as text, and what it is made of: the table of the users as `schema.name` (None: not found), the
-    tables that have a stream, and those whose streams are commented out because nothing leads from them to a user.
-    `crowded` are streams with more buckets than a device may have. `candidates` may have the users, the likeliest
-    first; `users` is the one that was taken. `shown` are the tables that have a stream, `writable` those of them that
-    devices could write to."""
+    """A sync config as text, and what it is made of: the table of the users as `schema.name`, with the tag of its
+    database before it (None: not found), the tables that have a stream, and those whose streams are commented out
+    because nothing leads from them to a user. `crowded` are streams with more buckets than a device may have.
+    `candidates` may have the users, the likeliest first; `users` is the one that was taken. `shown` are the tables that
+    have a stream, `writable` those of them that devices could write to."""
 
     text: str
     people: str | None
@@ -50,7 +50,7 @@ class Proposal:
 
 
 def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Proposal:
-    """A sync config for the tables of a database. `people` names the table of the users, if it is not to be guessed.
+    """A sync config for the tables of databases. `people` names the table of the users, if it is not to be guessed.
 
     No stream gives a row to anybody but its user, those who get the row that it belongs to, and the members of it. All
     other tables are listed as comments, for the developer to decide.
@@ -59,12 +59,12 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
     found_people = find_people(app, people)
     identities = Identities(found_people, app)
     found = find_routes(app, identities)
-    own = [each for each in found.values() if not is_frameworks_own(*each.table.place)]
+    own = [each for each in found.values() if not is_frameworks_own(each.table.schema, each.table.name)]
     names = device_names([each.table for each in own])
     writer = _Writer(found_people, names)
     given = [each for each in own if each.routes]
     undecided = [each for each in own if not each.routes]
-    left_out = [each.table for each in found.values() if is_frameworks_own(*each.table.place)]
+    left_out = [each.table for each in found.values() if is_frameworks_own(each.table.schema, each.table.name)]
     return Proposal(
         "\n".join(writer.lines(given, undecided, left_out)) + "\n",
         None if found_people is None else ".".join(found_people.table.place),
@@ -82,7 +82,7 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
 class _Writer:
     """Writes the YAML. What can be made valid again by taking `#` away begins with it in the first column."""
 
-    def __init__(self, people: People | None, names: dict[tuple[str, str], str]) -> None:
+    def __init__(self, people: People | None, names: dict[Place, str]) -> None:
         self._people = people
         self._names = names
 

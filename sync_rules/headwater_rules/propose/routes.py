@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headwater_rules.evaluate.limits import MOST_BUCKETS
-from headwater_rules.propose.outline import OutlinedTable, Reference, is_number, is_one_of_several
+from headwater_rules.propose.outline import OutlinedTable, Place, Reference, is_number, is_one_of_several
 from headwater_rules.propose.words import (
     LOGINS,
     MEMBERSHIPS,
@@ -68,12 +68,16 @@ def find_people(tables: Sequence[OutlinedTable], named: str | None = None) -> Pe
     """The table called `named` (`users` or `app.users`), or the likeliest. None when there is none."""
     found: OutlinedTable | None
     if named is not None:
-        found = next((table for table in tables if named in {table.name, f"{table.schema}.{table.name}"}), None)
+        found = next((table for table in tables if named in _names(table)), None)
     else:
         found = next((each.table for each in candidates(tables)), None)
     if found is None or (key := found.id_column) is None:
         return None
     return People(found, key, next((c.name for c in found.columns if snake(c.name) in SUBJECTS), key))
+
+
+def _names(table: OutlinedTable) -> set[str]:
+    return {table.name, f"{table.schema}.{table.name}", ".".join(table.place)}
 
 
 def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candidate | None:
@@ -89,15 +93,15 @@ def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candida
     declared = [each for each in table.references if each.declared]
     if not named and not (logins and contacts):
         return None
-    if len(words) > 1 and table.place != _SUPABASE:
+    if len(words) > 1 and (table.schema, table.name) != _SUPABASE:
         # project_users joins two tables, auth_user does not
         if not (contacts or logins) or (len(declared) > 1 and not (logins and contacts)):
             return None
         named = max(named - 20, 0)
-    referring = {t.name: t for t in tables for each in t.references if (each.schema, each.table) == table.place}
+    referring = {t.name: t for t in tables for each in t.references if each.place == table.place}
     sessions = [name for name in referring if last_word(name) in LOGINS]
     score = named + 80 * bool(logins) + 15 * bool(contacts) + 15 * secrets + 30 * bool(sessions)
-    score += 2 * min(len(referring), 10) + 1000 * (table.place == _SUPABASE)
+    score += 2 * min(len(referring), 10) + 1000 * ((table.schema, table.name) == _SUPABASE)
     signs = [*(f"has {each}" for each in (*logins[:2], *contacts[:1])), *(f"named by {each}" for each in sessions[:1])]
     if others := len(referring) - len(sessions[:1]):
         signs.append(f"{others} {'table refers' if others == 1 else 'tables refer'} to it")
@@ -110,7 +114,7 @@ class Identities:
 
     def __init__(self, people: People | None, tables: Sequence[OutlinedTable]) -> None:
         self.people = people
-        self._keys: set[tuple[str, str, str]] = set()
+        self._keys: set[Place] = set()
         if people is not None:
             self._keys.add((*people.table.place, people.key))
         before = -1
@@ -122,7 +126,7 @@ class Identities:
         return any(self._leads(each) for each in table.references if each.column == column)
 
     def _leads(self, reference: Reference) -> bool:
-        return (reference.schema, reference.table, reference.target) in self._keys
+        return (*reference.place, reference.target) in self._keys
 
     def is_one(self, table: OutlinedTable) -> bool:
         """Whether the table has one row for each user, under the user's id."""
@@ -216,10 +220,10 @@ class TableRoutes:
         return not (self.routes or self.further or self.notes)
 
 
-def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], TableRoutes]:
+def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[Place, TableRoutes]:
     """What is known of each table, by schema and name."""
     memberships = _memberships(tables, identities)
-    found: dict[tuple[str, str], TableRoutes] = {}
+    found: dict[Place, TableRoutes] = {}
     for table in tables:
         owner = identities.owner(table)
         own = () if owner is None else (_of_owner(table, owner),)
@@ -255,7 +259,7 @@ def _with_shared(known: TableRoutes, shared: TableRoutes) -> TableRoutes:
     return replace(known, shared=shared.routes or shared.further, notes=shared.notes)
 
 
-def _spread(found: dict[tuple[str, str], TableRoutes]) -> dict[tuple[str, str], TableRoutes]:
+def _spread(found: dict[Place, TableRoutes]) -> dict[Place, TableRoutes]:
     """Tables without a route get the shortest one by way of a table that has one."""
     for _ in range(_FURTHEST):
         below = {place: each for place, each in found.items() if each.is_open}
@@ -271,15 +275,15 @@ def _reached(known: TableRoutes, ways: Sequence[Route]) -> TableRoutes:
     return replace(known, further=tuple(ways), notes=(f"it may belong to what {columns} name: keep what is meant",))
 
 
-def _of_users(found: dict[tuple[str, str], TableRoutes], identities: Identities) -> dict[tuple[str, str], TableRoutes]:
+def _of_users(found: dict[Place, TableRoutes], identities: Identities) -> dict[Place, TableRoutes]:
     """With routes to what the users' own rows refer to."""
     spread = dict(found)
     for user in found.values():
         if not identities.is_one(user.table):
             continue
         for each in user.table.references:
-            there = spread.get((each.schema, each.table))
-            if there is not None and there.is_open and not is_frameworks_own(*there.table.place):
+            there = spread.get(each.place)
+            if there is not None and there.is_open and not is_frameworks_own(there.table.schema, there.table.name):
                 way = Route(each.target, each.declared, user.table, each.column, user.routes)
                 spread[there.table.place] = replace(there, routes=(way,))
     return spread
@@ -290,7 +294,7 @@ def _of_owner(table: OutlinedTable, column: str) -> Route:
     return Route(column, declared=reference.declared if reference else (column,) == table.key)
 
 
-def _below(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> list[Route]:
+def _below(known: TableRoutes, found: Mapping[Place, TableRoutes]) -> list[Route]:
     """The shortest way by way of a table that has one; several if nothing says which of them is meant. A column that
     names a user who is not the owner is none."""
     ways: dict[Route, Reference] = {}
@@ -304,13 +308,11 @@ def _below(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> 
     return owning if len(owning) == 1 else shortest
 
 
-def _by_reference(
-    table: OutlinedTable, reference: Reference, found: Mapping[tuple[str, str], TableRoutes]
-) -> Route | None:
-    parent = found.get((reference.schema, reference.table))
+def _by_reference(table: OutlinedTable, reference: Reference, found: Mapping[Place, TableRoutes]) -> Route | None:
+    parent = found.get(reference.place)
     if parent is None or parent.table.place == table.place or not parent.routes:
         return None
-    if is_frameworks_own(*parent.table.place):
+    if is_frameworks_own(parent.table.schema, parent.table.name):
         return None
     direct = parent.routes[0] if len(parent.routes) == 1 else None
     if direct is not None and direct.column == reference.target:  # what leads to the parent's id leads to ours
@@ -318,21 +320,21 @@ def _by_reference(
     return Route(reference.column, reference.declared, parent.table, reference.target, parent.routes)
 
 
-def _further(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> list[Route]:
+def _further(known: TableRoutes, found: Mapping[Place, TableRoutes]) -> list[Route]:
     """Ways that are not taken, as a row that names its user stays with that user."""
     ways = [_by_reference(known.table, each, found) for each in known.table.references]
     taken = {route.column for route in known.routes} | set(known.others)
     return [way for way in ways if way is not None and way.column not in taken and way.length <= _FURTHEST]
 
 
-def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], tuple[Route, ...]]:
+def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dict[Place, tuple[Route, ...]]:
     """By table, the routes by way of tables that say who takes part in its rows."""
     known = {table.place: table for table in tables}
-    found: dict[tuple[str, str], tuple[Route, ...]] = {}
-    named_by_others = {(each.schema, each.table) for table in tables for each in table.references}
+    found: dict[Place, tuple[Route, ...]] = {}
+    named_by_others = {each.place for table in tables for each in table.references}
     for table in tables:
         reference = _membership_of(table, identities, joins_only=table.place not in named_by_others)
-        if reference is None or (joined := known.get((reference.schema, reference.table))) is None:
+        if reference is None or (joined := known.get(reference.place)) is None:
             continue
         if identities.is_one(joined):
             continue
@@ -360,7 +362,7 @@ def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: 
     """The reference to what the table's users take part in, if it is a table of memberships: by its name, or where it
     may be one that `joins_only`, by having nothing else."""
     owners = identities.columns(table)
-    if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(*table.place):
+    if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(table.schema, table.name):
         return None
     if not NO_MEMBERS.isdisjoint(words_of(table.name)):
         return None

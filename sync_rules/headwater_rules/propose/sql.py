@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Final
 
-from headwater_rules.propose.outline import OutlinedTable, is_number, made_on_devices
+from headwater_rules.propose.outline import OutlinedTable, Place, is_number, made_on_devices
 from headwater_rules.propose.routes import Identities, People, Route, TableRoutes
 from headwater_rules.propose.words import MEMBERSHIPS, PRIVILEGES, SERVERS_OWN, is_secret, last_word, snake
 from headwater_rules.schema import ValueKind
@@ -40,18 +40,27 @@ def identifier(name: str) -> str:
 
 
 def table_name(table: OutlinedTable) -> str:
-    """A table as SQL, with its schema unless that is `public`."""
+    """A table as the rules name it: with its schema unless that is `public`, and with the tag of its database."""
+    name = sql_name(table)
+    if not table.tag:
+        return name
+    return f"{identifier(table.tag)}.{name if '.' in name else f'public.{name}'}"
+
+
+def sql_name(table: OutlinedTable) -> str:
+    """A table as SQL in its database, with its schema unless that is `public`."""
     name = identifier(table.name)
     return name if table.schema == "public" else f"{identifier(table.schema)}.{name}"
 
 
-def device_names(tables: Sequence[OutlinedTable]) -> dict[tuple[str, str], str]:
+def device_names(tables: Sequence[OutlinedTable]) -> dict[Place, str]:
     """What each table is called on a device: its own name, unless another has it or no SDK accepts it."""
-    names: dict[tuple[str, str], str] = {}
+    names: dict[Place, str] = {}
     taken: set[str] = set()
-    for table in sorted(tables, key=lambda each: (each.schema != "public", each.place)):
+    for table in sorted(tables, key=lambda each: (bool(each.tag), each.schema != "public", each.place)):
         own = _REFUSED.sub("_", table.name)
-        longer = _REFUSED.sub("_", f"{table.schema}_{own}")
+        before = [part for part in (table.tag, table.schema) if part and (part != "public" or not table.tag)]
+        longer = _REFUSED.sub("_", "_".join([*before, own]))
         candidates = chain((own, longer), (f"{longer}_{number}" for number in count(2)))
         name = next(each for each in candidates if each.lower() not in taken)
         taken.add(name.lower())
@@ -79,7 +88,7 @@ def _condition(people: People | None, table: OutlinedTable, route: Route) -> str
     if route.table is None:
         if people is not None and table.place == people.table.place and route.column == people.key:
             return _equals_user(table, people.subject)
-        return _is_user(people, table, route.column, _equals_user)
+        return _is_user(people, table, route.column, _RULES)
     inner = conditions(people, route.table, route.routes)
     alternatives = " OR ".join(inner)
     if route.standing:
@@ -89,14 +98,20 @@ def _condition(people: People | None, table: OutlinedTable, route: Route) -> str
     return f"{identifier(route.column)} IN ({rows})"
 
 
-def _is_user(
-    people: People | None, table: OutlinedTable, column: str, equals: Callable[[OutlinedTable, str], str]
-) -> str:
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How a condition names a table, and says that a column is the user."""
+
+    table: Callable[[OutlinedTable], str]
+    equals: Callable[[OutlinedTable, str], str]
+
+
+def _is_user(people: People | None, table: OutlinedTable, column: str, dialect: _Dialect) -> str:
     """The condition that a column names the user, by way of the table of people where tokens call users otherwise."""
     if people is None or people.subject == people.key:
-        return equals(table, column)
-    rows = f"SELECT {identifier(people.key)} FROM {table_name(people.table)}"
-    return f"{identifier(column)} IN ({rows} WHERE {equals(people.table, people.subject)})"
+        return dialect.equals(table, column)
+    rows = f"SELECT {identifier(people.key)} FROM {dialect.table(people.table)}"
+    return f"{identifier(column)} IN ({rows} WHERE {dialect.equals(people.table, people.subject)})"
 
 
 def _equals_user(table: OutlinedTable, column: str) -> str:
@@ -111,6 +126,8 @@ def _equals_uploader(_: OutlinedTable, column: str) -> str:
 
 _USER = "current_setting('request.jwt.claims', true)::json ->> 'sub'"
 """The user of an upload, in a policy."""
+
+_RULES, _POLICY = _Dialect(table_name, _equals_user), _Dialect(sql_name, _equals_uploader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +160,11 @@ def writable(
     given: Sequence[TableRoutes],
     tables: Sequence[TableRoutes],
     identities: Identities,
-    names: Mapping[tuple[str, str], str],
+    names: Mapping[Place, str],
 ) -> tuple[Writable, ...]:
     """What devices could write to among the `given` tables. `tables` are all of the app."""
     granting = {place for each in tables for place in _granting((*each.routes, *each.further))}
-    cascading = {(r.schema, r.table) for each in tables for r in each.table.references if r.owning}
+    cascading = {r.place for each in tables for r in each.table.references if r.owning}
     open_ = [each for each in given if each.table.place not in granting and _is_open(each.table, identities)]
     columns = {each.table.place: tuple(_columns(each.table)) for each in open_}
     operations = {
@@ -164,7 +181,7 @@ def writable(
     )
 
 
-def _granting(routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
+def _granting(routes: Sequence[Route]) -> Iterator[Place]:
     """The tables whose rows give somebody the rows of another table, as memberships do."""
     for route in routes:
         if route.table is not None:
@@ -178,14 +195,17 @@ def _is_open(table: OutlinedTable, identities: Identities) -> bool:
     return bool(table.key) and not closed
 
 
-def _policy(found: TableRoutes, owned: Mapping[tuple[str, str], TableRoutes], people: People | None) -> str | None:
+def _policy(found: TableRoutes, owned: Mapping[Place, TableRoutes], people: People | None) -> str | None:
+    tag = found.table.tag
+    if people is not None and people.subject != people.key and people.table.tag != tag:
+        return None  # a policy reads no other database
     if (owner := owner_of(found)) is not None:
-        return _is_user(people, found.table, owner, _equals_uploader)
+        return _is_user(people, found.table, owner, _POLICY)
     for route in found.routes:
-        parent = owned.get(route.table.place) if route.table is not None else None
+        parent = owned.get(route.table.place) if route.table is not None and route.table.tag == tag else None
         if parent is not None and (owner := owner_of(parent)) is not None and route.select == parent.table.id_column:
-            rows = f"SELECT {identifier(route.select)} FROM {table_name(parent.table)}"
-            condition = _is_user(people, parent.table, owner, _equals_uploader)
+            rows = f"SELECT {identifier(route.select)} FROM {sql_name(parent.table)}"
+            condition = _is_user(people, parent.table, owner, _POLICY)
             return f"{identifier(route.column)} IN ({rows} WHERE {condition})"
     return None
 

@@ -43,7 +43,7 @@ def test_tls_of_a_near_database(host: str, sslmode: str, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(init, "read_outline", no_tables)
     with pytest.raises(HeadwaterError, match="HW_8601"):
-        init.run(f"postgresql://app@{host}/shop", tmp_path, ask=False, force=False)
+        init.run([f"postgresql://app@{host}/shop"], tmp_path, ask=False, force=False)
     assert [each.sslmode for each in asked] == [sslmode]
 
 

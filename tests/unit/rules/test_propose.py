@@ -60,6 +60,40 @@ def test_owner_column() -> None:
     assert found["lists"] == "CAST(owner_id AS TEXT) = auth.user_id()"
 
 
+def test_tables_of_several_databases() -> None:
+    own = table("lists", owner_id="bigint", name="text"), table("items", list_id="bigint -> lists.id")
+    crm = [
+        replace(each, tag="my-crm", references=tuple(replace(r, tag="my-crm") for r in each.references)) for each in own
+    ]
+    tables = (USERS, table("lists", user_id="bigint"), *crm, replace(table("visits", user_id="bigint"), tag="log"))
+    proposal = propose(tables)
+    mine = "CAST(owner_id AS TEXT) = auth.user_id()"
+    assert streams(*tables) == {
+        "users": "CAST(id AS TEXT) = auth.user_id()",
+        "lists": ME,
+        "my-crm_lists": mine,
+        "items": f'list_id IN (SELECT id FROM "my-crm".public.lists WHERE {mine})',
+        "visits": ME,
+    }
+    assert proposal.people == "public.users"
+    plan = compile_config(proposal.text).plan
+    assert {(each.tag, each.name) for each in plan.tables()} == {
+        ("default", "users"), ("default", "lists"), ("my-crm", "lists"), ("my-crm", "items"), ("log", "visits"),
+    }  # fmt: skip
+    assert {source.output_table for bucket in plan.buckets for source in bucket.sources} == {*streams(*tables)}
+
+
+def test_parent_in_another_database() -> None:
+    lists = table("lists", user_id="bigint -> users.id")
+    todos = replace(table("todos", list_id="bigint"), tag="crm")
+    assert streams(USERS, lists, todos)["todos"] == f"list_id IN (SELECT id FROM lists WHERE {ME})"
+    own = replace(table("lists", owner_id="bigint"), tag="crm")
+    assert "FROM crm.public.lists" in streams(USERS, lists, todos, own)["todos"], "its own database first"
+    writable = {each.name: each.policy for each in propose([USERS, lists, replace(todos, tag="")]).writable}
+    assert "todos" in writable
+    assert "todos" not in {each.name for each in propose([USERS, lists, todos]).writable}, "no policy can say so"
+
+
 def test_other_user_columns() -> None:
     found = streams(USERS, table("reports", reported_user_id="bigint -> users.id", approved_by_id="bigint -> users.id"))
     assert found == {"users": "CAST(id AS TEXT) = auth.user_id()"}

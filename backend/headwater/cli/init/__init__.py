@@ -16,11 +16,12 @@ from headwater_rules.schema import Language
         "headwater init --yes --uri postgresql://app:secret@localhost:5432/app",
         "headwater init --app web --upload --uri postgresql://app:secret@localhost:5432/app",
         "headwater init --uri postgresql://app@db.example.com/app --users public.customer --sdk ts",
+        "headwater init --uri postgresql://app@db.example.com/app --uri crm=postgresql://app@crm.example.com/crm",
     )
 )
-@click.option("--uri", envvar="HEADWATER_SOURCE_URI", metavar="URI",
-              help="The database to sync; asked for without it. HEADWATER_SOURCE_URI keeps it out of lists of "
-              "processes.")  # fmt: skip
+@click.option("--uri", "uris", multiple=True, envvar="HEADWATER_SOURCE_URI", metavar="[TAG=]URI",
+              help="The database to sync; asked for without it. Repeatable: rules name the tables of the others by "
+              "their tags. HEADWATER_SOURCE_URI (spaces between them) keeps them out of process lists.")  # fmt: skip
 @click.option("--users", metavar="TABLE",
               help="The table of those who log in; tokens carry the id as `sub` (default: the likeliest).")  # fmt: skip
 @click.option("--upload/--no-upload", default=None,
@@ -33,7 +34,7 @@ from headwater_rules.schema import Language
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 @click.option("--force", is_flag=True, help="Overwrite headwater.yaml and sync.yaml; .env is only added to.")
 def init(
-    uri: str | None,
+    uris: tuple[str, ...],
     users: str | None,
     upload: bool | None,
     app: str | None,
@@ -42,7 +43,7 @@ def init(
     yes: bool,
     force: bool,
 ) -> None:
-    """Write headwater.yaml, sync.yaml and .env for a database of yours.
+    """Write headwater.yaml, sync.yaml and .env for a database of yours, or several.
 
     Reads the names of its tables and columns and its foreign keys, no rows, and changes nothing in it. The sync config
     gives each row to the user that it names, or to those who get the row that it belongs to. All other tables are
@@ -54,4 +55,4 @@ def init(
 
     everything = [] if app else list(Language)
     chosen = [Language(each) for each in languages if each != "none"] if languages else everything
-    run(uri, directory.absolute(), users, chosen, upload=upload, app=app is not None, ask=not yes, force=force)
+    run(uris, directory.absolute(), users, chosen, upload=upload, app=app is not None, ask=not yes, force=force)

@@ -7,7 +7,7 @@ import re
 import secrets
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -19,7 +19,7 @@ from headwater.cli.init.page import FOLDER
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings
 from headwater_rules.propose.routes import People
-from headwater_rules.propose.sql import Writable, identifier, table_name
+from headwater_rules.propose.sql import Writable, identifier, sql_name
 
 _PLAIN = re.compile(r"[\w.~+/=@:%,-]+", re.ASCII)
 _LITERAL = re.compile(r"(?:[^'\\\r\n]|\\[^'\\\r\n])*")
@@ -49,29 +49,39 @@ _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 @dataclass(frozen=True, slots=True)
 class InitSetup:
-    """What the files say: the database, who hosts it, the sync config, and what devices may write."""
+    """What the files say: the databases, each with its host if that is known, the sync config, and what devices may
+    write."""
 
-    source: SourceSettings
-    host: Host | None
+    sources: Mapping[SourceSettings, Host | None]
     rules: str
     writable: tuple[Writable, ...] = ()
     people: People | None = None
 
     @property
-    def role(self) -> str:
-        """The role that uploads write as."""
-        return WRITER if self.host is None else self.host.role
+    def supabase(self) -> Host | None:
+        """Supabase, where it hosts one of the databases, and so signs in the users."""
+        return next((host for host in self.sources.values() if host is not None and host.name == "Supabase"), None)
 
-    @property
-    def unsecured(self) -> tuple[Writable, ...]:
-        """The writable tables that have no policies yet."""
-        return tuple(each for each in self.writable if not each.table.secured)
+    def role(self, source: SourceSettings) -> str:
+        """The role that uploads write as in a database."""
+        host = self.sources[source]
+        return WRITER if host is None else host.role
+
+    def unsecured(self, source: SourceSettings) -> list[Writable]:
+        """The writable tables of a database that have no policies yet."""
+        return [each for each in self.writable if each.table.tag == source.written_tag and not each.table.secured]
+
+    def policies(self) -> dict[str, SourceSettings]:
+        """The files of policies, each with the database that it is for."""
+        wanted = [source for source in self.sources if self.unsecured(source)]
+        return {POLICIES if len(self.sources) == 1 else f"policies-{each.tag}.sql": each for each in wanted}
 
 
 def check_absent(directory: Path, *, force: bool, page: bool = False) -> None:
     """Raises ConfigError when a config is there already, unless `force`. A `.env` may be: it is only added to."""
-    names = (CONFIG, RULES, POLICIES, *([FOLDER] if page else []))
+    names = (CONFIG, RULES, *([FOLDER] if page else []))
     there = [name for name in names if (directory / name).exists()]
+    there += sorted(each.name for each in directory.glob("policies*.sql"))
     if there and not force:
         issue = ConfigIssue(f"{', '.join(there)} exists already", fix="pass --force to overwrite, or --directory")
         raise ConfigError(str(directory.resolve()), [issue])
@@ -81,11 +91,10 @@ def write_files(directory: Path, written: InitSetup) -> tuple[str, ...]:
     """Write the service config, the sync config, the secrets and the policies. Returns the names of secrets that were
     there already, and keep their values. Raises ConfigError when the files can't be written."""
     files = {CONFIG: config_text(written), RULES: written.rules}
-    if written.unsecured:
-        files[POLICIES] = policies_text(written)
+    files |= {name: policies_text(written, source) for name, source in written.policies().items()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        kept = _add_secrets((directory / SECRETS).resolve(), secrets_of(written.source))
+        kept = _add_secrets((directory / SECRETS).resolve(), secrets_of(written.sources))
         for name, text in files.items():
             (directory / name).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -112,29 +121,19 @@ def _add_secrets(path: Path, wanted: Mapping[str, str]) -> tuple[str, ...]:
     return kept
 
 
-def secrets_of(source: SourceSettings) -> dict[str, str]:
-    """What .env has: the password, and new secrets for tokens of devices and of operators."""
-    found = {}
-    if source.password:
-        found["PS_SOURCE_PASSWORD"] = source.password
+def secrets_of(sources: Iterable[SourceSettings]) -> dict[str, str]:
+    """What .env has: the passwords, and new secrets for tokens of devices and of operators."""
+    found = {_password_name(source): source.password for source in sources if source.password}
     return found | {"PS_JWT_SECRET": secrets.token_urlsafe(32), "PS_ADMIN_TOKEN": secrets.token_urlsafe(32)}
 
 
 def config_text(written: InitSetup) -> str:
     """The text of headwater.yaml, without secrets."""
-    source = written.source
-    password = "\n      password: !env PS_SOURCE_PASSWORD" if source.password else ""
     return f"""\
 # What the keys mean: docs/service-config.md. `!env NAME` comes from the environment, or from .env beside this file.
 replication:
   connections:
-    - type: postgresql
-      hostname: {_scalar(source.host)}
-      port: {source.port}
-      database: {_scalar(source.database)}
-      username: {_scalar(source.user)}{password}
-      sslmode: {source.sslmode}{_cacert(source)}
-
+{"".join(map(_connection, written.sources))}
 storage:
   type: sqlite              # a directory on this machine; postgresql for several processes or machines
   path: ./headwater-data
@@ -152,6 +151,29 @@ api:
 {_upload(written)}"""
 
 
+def _password_name(source: SourceSettings) -> str:
+    tag = variable(source.written_tag)
+    return f"PS_SOURCE_{tag}_PASSWORD" if tag else "PS_SOURCE_PASSWORD"
+
+
+def variable(tag: str) -> str:
+    """A tag as a part of the name of an environment variable."""
+    return tag.upper().replace("-", "_")
+
+
+def _connection(source: SourceSettings) -> str:
+    tag = f"\n      tag: {_scalar(source.tag)}" if source.written_tag else ""
+    password = f"\n      password: !env {_password_name(source)}" if source.password else ""
+    return f"""\
+    - type: postgresql{tag}
+      hostname: {_scalar(source.host)}
+      port: {source.port}
+      database: {_scalar(source.database)}
+      username: {_scalar(source.user)}{password}
+      sslmode: {source.sslmode}{_cacert(source)}
+"""
+
+
 def _cacert(source: SourceSettings) -> str:
     if not source.cacert:
         return ""
@@ -159,10 +181,10 @@ def _cacert(source: SourceSettings) -> str:
 
 
 def _client_auth(written: InitSetup) -> str:
-    host = written.host
-    if host is None or host.name != "Supabase":
+    host = written.supabase
+    if host is None:
         return f"""\
-  audience: [{_scalar(written.source.database)}]      # tokens name it as `aud`
+  audience: [{_scalar(next(iter(written.sources)).database)}]      # tokens name it as `aud`
   jwks:                     # what your backend signs tokens with; or jwks_uri: https://… of your identity provider
     keys:
       - {{kty: oct, alg: HS256, kid: main, k: !env PS_JWT_SECRET}}
@@ -184,16 +206,22 @@ def _client_auth(written: InitSetup) -> str:
 def _upload(written: InitSetup) -> str:
     if not written.writable:
         return ""
+    role, *_ = (written.role(source) for source in written.sources)
+    others = [source for source in written.sources if written.role(source) != role]
     lines = [
         "",
         "upload:                     # what devices may write, as this role, under the policies of your tables",
-        f"  role: {written.role}",
+        f"  role: {role}",
+        *(["  sources:"] if others else []),
+        *(f"    {_scalar(source.tag)}: {{role: {written.role(source)}}}" for source in others),
         "  tables:                   # rows that name their user, and what belongs to those: add what is missing",
     ]
     for each in written.writable:
         lines.append(f"    {_scalar(each.name)}:")
+        if each.table.tag:
+            lines.append(f"      source: {_scalar(each.table.tag)}")
         if (each.table.schema, each.table.name) != ("public", each.name):
-            lines.append(f"      table: {_scalar('.'.join(each.table.place))}")
+            lines.append(f"      table: {_scalar(f'{each.table.schema}.{each.table.name}')}")
         lines.append(f"      columns: [{', '.join(map(_scalar, each.columns))}]")
         lines.append(f"      operations: [{', '.join(each.operations)}]{_why(each)}")
     return "\n".join(lines) + "\n"
@@ -209,9 +237,9 @@ def _why(each: Writable) -> str:
     return f"   # {text}" if text else ""
 
 
-def policies_text(written: InitSetup) -> str:
-    """SQL that secures the tables that devices may write to, for a person to read and run."""
-    role = identifier(written.role)
+def policies_text(written: InitSetup, source: SourceSettings) -> str:
+    """SQL that secures the tables of a database that devices may write to, for a person to read and run."""
+    role = identifier(written.role(source))
     lines = [
         "-- Proposed by `headwater init`: an upload may write the rows of its user. Read it before you run it.",
         "-- Row-level security does not bind the owner of a table. Roles that neither own one of these tables nor have",
@@ -222,11 +250,11 @@ def policies_text(written: InitSetup) -> str:
         "END $$;",
     ]
     people = written.people
-    if people is not None and people.subject != people.key:
+    if people is not None and people.subject != people.key and people.table.tag == source.written_tag:
         columns = f"{identifier(people.key)}, {identifier(people.subject)}"
-        lines.append(f"GRANT SELECT ({columns}) ON {table_name(people.table)} TO {role};")
-    for each in written.unsecured:
-        table = table_name(each.table)
+        lines.append(f"GRANT SELECT ({columns}) ON {sql_name(people.table)} TO {role};")
+    for each in written.unsecured(source):
+        table = sql_name(each.table)
         lines += [
             "",
             f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -17,7 +17,7 @@ from psycopg import sql
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings, connect
 from headwater_rules.describe.client_schema import ClientSchema, schema_code
-from headwater_rules.propose.outline import OutlinedTable
+from headwater_rules.propose.outline import OutlinedTable, Place
 from headwater_rules.propose.propose import Proposal
 from headwater_rules.propose.routes import People
 from headwater_rules.propose.sql import StreamTable, Writable
@@ -39,7 +39,7 @@ class Page:
     user: str | None
 
 
-def page_for(proposal: Proposal, source: SourceSettings, *, uploads: bool) -> Page | None:
+def page_for(proposal: Proposal, sources: Iterable[SourceSettings], *, uploads: bool) -> Page | None:
     """The page for the table that is likeliest to say something; None when devices get no table. Reads a few ids of
     users, and no other value."""
     writable = {each.table.place: each for each in proposal.writable} if uploads else {}
@@ -47,7 +47,7 @@ def page_for(proposal: Proposal, source: SourceSettings, *, uploads: bool) -> Pa
     shown = max(proposal.shown, key=lambda each: _worth(each, writable.get(each.table.place), people), default=None)
     if shown is None:
         return None
-    return Page(shown, writable.get(shown.table.place), _a_user(source, shown, people))
+    return Page(shown, writable.get(shown.table.place), _a_user(sources, shown, people))
 
 
 def _worth(shown: StreamTable, writable: Writable | None, people: People | None) -> tuple[int, ...]:
@@ -63,13 +63,13 @@ def _worth(shown: StreamTable, writable: Writable | None, people: People | None)
     )
 
 
-def _a_user(source: SourceSettings, shown: StreamTable, people: People | None) -> str | None:
+def _a_user(sources: Iterable[SourceSettings], shown: StreamTable, people: People | None) -> str | None:
     """What a token calls somebody who has rows of the table, or else any user."""
-    with connect(source) as conn:
-        for query in _queries(shown, people):
+    by_tag = {source.written_tag: source for source in sources}
+    for table, query in _queries(shown, people):
+        with connect(by_tag[table.tag]) as conn:
             try:
-                with conn.transaction():
-                    found = conn.execute(query).fetchone()
+                found = conn.execute(query).fetchone()
             except psycopg.Error:  # such as a right that `source prepare` will grant
                 continue
             if found is not None:
@@ -77,25 +77,29 @@ def _a_user(source: SourceSettings, shown: StreamTable, people: People | None) -
     return None
 
 
-def _queries(shown: StreamTable, people: People | None) -> Iterator[sql.Composed]:
-    rows, most = sql.Identifier(*shown.table.place), sql.Literal(_LATELY)
+def _queries(shown: StreamTable, people: People | None) -> Iterator[tuple[OutlinedTable, sql.Composed]]:
+    """Queries, each with a table of the database that it is for."""
+    rows, most = _identifier(shown.table), sql.Literal(_LATELY)
     if shown.owner is not None:
         owner = sql.Identifier(shown.owner)
         lately = sql.SQL("(select {}::text as owner from {} limit {}) t").format(owner, rows, most)
         if people is None or people.subject == people.key:
-            yield sql.SQL(_BUSIEST).format(lately)
-        else:
-            users, key, subject = (
-                sql.Identifier(*people.table.place),
-                *map(sql.Identifier, (people.key, people.subject)),
-            )
-            yield sql.SQL(
+            yield shown.table, sql.SQL(_BUSIEST).format(lately)
+        elif people.table.tag == shown.table.tag:
+            users, key, subject = _identifier(people.table), *map(sql.Identifier, (people.key, people.subject))
+            query = sql.SQL(
                 "select u.{}::text from {} join {} u on u.{}::text = t.owner where u.{} is not null"
                 " group by 1 order by count(*) desc, 1"
             ).format(subject, lately, users, key, subject)
+            yield shown.table, query
     if people is not None:
-        users, subject = sql.Identifier(*people.table.place), sql.Identifier(people.subject)
-        yield sql.SQL("select {}::text from {} where {} is not null order by 1 limit 1").format(subject, users, subject)
+        users, subject = _identifier(people.table), sql.Identifier(people.subject)
+        anybody = sql.SQL("select {}::text from {} where {} is not null order by 1 limit 1")
+        yield people.table, anybody.format(subject, users, subject)
+
+
+def _identifier(table: OutlinedTable) -> sql.Identifier:
+    return sql.Identifier(table.schema, table.name)
 
 
 def write_page(folder: Path, page: Page, proposal: Proposal, tables: ClientSchema) -> None:
@@ -186,7 +190,7 @@ def title_of(table: OutlinedTable) -> str:
 
 
 def _fields(
-    page: Page, title: str, people: People | None, shown: Mapping[tuple[str, str], StreamTable]
+    page: Page, title: str, people: People | None, shown: Mapping[Place, StreamTable]
 ) -> Iterator[dict[str, object]]:
     table = page.shown.table
     wanted = {*table.required, title, *([page.shown.owner] if page.shown.owner else [])} - {*table.key}
@@ -196,14 +200,14 @@ def _fields(
 
 
 def _field(
-    page: Page, column: SourceColumn, people: People | None, shown: Mapping[tuple[str, str], StreamTable]
+    page: Page, column: SourceColumn, people: People | None, shown: Mapping[Place, StreamTable]
 ) -> dict[str, object]:
     table = page.shown.table
     if column.name == page.shown.owner and (people is None or people.subject == people.key):
         return {"kind": "user"}
     reference = table.reference(column.name)
     if reference is not None:
-        parent = shown.get((reference.schema, reference.table))
+        parent = shown.get(reference.place)
         if parent is not None:
             key = "id" if reference.target == parent.table.id_column else reference.target
             return {"kind": "parent", "table": parent.name, "column": key, "title": title_of(parent.table)}

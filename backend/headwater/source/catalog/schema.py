@@ -426,7 +426,9 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
     with connect(settings) as conn, source_errors(settings):
         known = {(schema_name, name): found for schema_name, name, *found in conn.execute(_OUTLINE.encode())}
         for oid, column, schema_name, name, target, owning in conn.execute(_REFERENCES.encode()):
-            references[oid].append(Reference(column, schema_name, name, target, owning=owning))
+            references[oid].append(
+                Reference(column, schema_name, name, target, owning=owning, tag=settings.written_tag)
+            )
         for oid, column, is_computed, is_required, labels in conn.execute(_DETAILS):
             if is_computed or is_required:
                 (computed if is_computed else required)[oid].add(column)
@@ -440,6 +442,7 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
                 OutlinedTable(
                     table.schema, table.name, table.columns, tuple(key), tuple(references[oid]), rows,
                     frozenset(computed[oid]), frozenset(required[oid]), tuple(choices[oid]), secured,
+                    settings.written_tag,
                 )
             )  # fmt: skip
     return tuple(found)
