@@ -291,14 +291,15 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class ComputedTable:
-    """A table of which the rows are the result of a query in the source with this tag. The columns `key` tell its rows
-    apart."""
+    """A table of which the rows are the result of a query: in the source with this tag, or with `spark` in Spark, for
+    that source. The columns `key` tell its rows apart."""
 
     tag: str
     name: str
     query: str
     key: tuple[str, ...]
     refresh: Refresh
+    spark: bool = False
 
     @property
     def pattern(self) -> TablePattern:

@@ -165,11 +165,13 @@ class SeenSchema:
 
 @dataclass(frozen=True, slots=True)
 class DescribedTables:
-    """The computed tables that sources can compute, and by name what is wrong with others and what to do. What a source
-    that does not answer should compute is in neither."""
+    """The computed tables that sources, or Spark, can compute, and by name what is wrong with others and what to do.
+    What Spark could not be asked is in `unknown`, with the reason; what a source that does not answer should compute is
+    nowhere."""
 
     tables: Sequence[SourceTable] = ()
     faults: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unknown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def not_compared(why: str) -> SeenSchema:

@@ -18,7 +18,9 @@ from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.source.connect import connect
+from headwater.source.rows.query import ComputedResult
 from headwater.source.slot import drop_unread_slot, slot_name
+from headwater_rules.plan import ComputedTable
 from tests.support import command
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -36,6 +38,9 @@ class BrokenEngine:
 
     def preparing(self) -> str:
         return ""
+
+    def result(self, table: ComputedTable, stop: threading.Event) -> ComputedResult:
+        raise EngineError("Spark does not start", "master local[*]", code="HW_5102")
 
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[TaskRun[Job]]:
         raise EngineError("Spark does not start", "master local[*]", code="HW_5102")

@@ -336,7 +336,7 @@ def read_bucket(reader: StoreReader, bucket: str, upto: int, model: ModelBucket 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
     """One Spark for the whole session: a start costs ten seconds."""
-    spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}, idle_minutes=0))
+    spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}, idle_minutes=0, queries=True))
     yield spark
     spark.stop()
 

@@ -17,13 +17,24 @@ from typing import Final, Generic
 
 import pytest
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, GivenUpError, Report, ReprocessJob, SnapshotJob, Stop
+from headwater.bulk.contract import (
+    CompareJob,
+    CompareOutcome,
+    EngineError,
+    GivenUpError,
+    Report,
+    ReprocessJob,
+    SnapshotJob,
+    Stop,
+)
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.tasks import explained, finished, outcome_of
+from headwater.source.rows.query import ComputedResult
 from headwater.storage.contract.parts import BulkOutcome
+from headwater_rules.plan import ComputedTable
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
@@ -44,6 +55,9 @@ class LocalEngine:
 
     def preparing(self) -> str:
         return ""
+
+    def result(self, table: ComputedTable, stop: threading.Event) -> ComputedResult:
+        raise EngineError("there is no Spark in this process", code="HW_5102")
 
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[LocalRun[Job]]:

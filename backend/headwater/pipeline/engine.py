@@ -11,7 +11,9 @@ from headwater.bulk.contract import CompareJob, Difference
 from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
 from headwater.source.rows.copy import TableChangedError
+from headwater.source.rows.query import ComputedResult
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
+from headwater_rules.plan import ComputedTable
 
 Job = TypeVar("Job")
 JobT_co = TypeVar("JobT_co", covariant=True)
@@ -59,6 +61,10 @@ class TaskEngine(Protocol):
 
     def preparing(self) -> str:
         """What the engine does before it can run tasks, for a person; empty when nothing."""
+
+    def result(self, table: ComputedTable, stop: threading.Event) -> ComputedResult:
+        """The result of a computed table whose query is for the engine. Once `stop` is set, it is given up soon. Its
+        methods raise EngineError, too, and errors of ours when something is not installed."""
 
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[TaskRun[Job]]:
         """Prepare to run the job's tasks; `what` names the job for a person. Once `stop` is set, running tasks are

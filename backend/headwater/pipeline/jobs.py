@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -53,7 +54,9 @@ from headwater.pipeline.snapshot import (
 from headwater.pipeline.verify import BucketRowsTask, verify_store
 from headwater.source.catalog.published import measured
 from headwater.source.connect import SourceSettings
+from headwater.source.rows.query import ComputedResult
 from headwater.storage.contract.parts import BulkOutcome
+from headwater_rules.plan import ComputedTable
 
 _FEWEST_PARTITIONS, _MOST_PARTITIONS = 1 << 10, 1 << 16
 _ROWS_A_PARTITION = 8
@@ -79,6 +82,10 @@ class BulkJobs:
     def preparing(self) -> str:
         """What work is waiting for now, for a person: `starting Spark`. Empty when for nothing."""
         return self._engine.preparing()
+
+    def result(self, table: ComputedTable, stop: threading.Event) -> ComputedResult:
+        """See `TaskEngine.result`."""
+        return self._engine.result(table, stop)
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table

@@ -12,11 +12,13 @@ from msgspec import Meta
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
     """`master` is Spark's address; `conf` are further settings of Spark, which override our defaults. A Spark on this
-    machine that had nothing to do for `idle_minutes` is ended; 0 keeps it."""
+    machine that had nothing to do for `idle_minutes` is ended; 0 keeps it. With `queries`, sync configs may have
+    computed tables whose query it runs: whoever deploys them can do with it what it can."""
 
     master: Annotated[str, Meta()] = "local[*]"
     conf: Annotated[Mapping[str, str], Meta()] = field(default_factory=dict)
     idle_minutes: Annotated[float, Meta(ge=0)] = 10
+    queries: Annotated[bool, Meta()] = False
 
     @property
     def local(self) -> bool:

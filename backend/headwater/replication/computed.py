@@ -22,7 +22,8 @@ class RefreshState:
     """How a computed table stands. Its rows are those of the source at `lsn`, read at `at` (seconds since 1970); both
     are empty before the first time. The last refresh took `seconds`, read `rows` rows and changed `changed`. The last
     attempt was by the definition with the digest `tried`; if it failed, at `failed_at`, `code`, `what` and `fix` say
-    why. The query reads the tables `reads`; commits to those in `unseen` are not streamed."""
+    why. The query reads the tables `reads`; commits to those in `unseen` are not streamed. `version` is that of what
+    it read outside the source, where that is known."""
 
     name: str
     tried: str = ""
@@ -37,6 +38,7 @@ class RefreshState:
     failed_at: float = 0.0
     reads: tuple[tuple[str, str], ...] = ()
     unseen: tuple[str, ...] = ()
+    version: str = ""
 
 
 def moved(state: RefreshState, seconds: float) -> RefreshState:
@@ -46,7 +48,8 @@ def moved(state: RefreshState, seconds: float) -> RefreshState:
 
 def definition_of(table: ComputedTable) -> str:
     """A digest of what decides which rows a computed table has."""
-    return hashlib.sha256(orjson.dumps([table.query, table.key])).hexdigest()
+    engine = ["spark"] if table.spark else []
+    return hashlib.sha256(orjson.dumps([table.query, table.key, *engine])).hexdigest()
 
 
 def computed_tables(plans: Sequence[SyncPlan]) -> dict[str, ComputedTable]:

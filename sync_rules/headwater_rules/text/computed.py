@@ -1,4 +1,5 @@
-"""Reads the computed tables of a sync config: `tables`. Their queries are for Postgres, and are not parsed here."""
+"""Reads the computed tables of a sync config: `tables`. Their queries are for Postgres or Spark, and are not parsed
+here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from headwater_rules.plan import ComputedTable, Refresh
 from headwater_rules.text.document import TAG, Mapping, YamlItem
 from headwater_rules.text.sqltext import read_sql
 
-_KEYS = ("query", "key", "source", "refresh")
+_KEYS = ("query", "spark", "key", "source", "refresh")
 _REFRESH_KEYS = ("every", "after", "least", "timeout")
 _READ = "auto"
 _DURATION = re.compile(r"([0-9]+)(ms|s|m|h|d)?")
@@ -18,6 +19,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _LONGEST = 365 * 86_400.0
 _TABLE = re.compile(r'(?:("(?:[^"]|"")+"|[^."]+)\.)?("(?:[^"]|"")+"|[^."]+)')
 _LONGEST_NAME = 63  # as in Postgres
+_OF_SPARK = Refresh(every=300.0, timeout=600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,25 @@ def read_computed(name: str, key: YamlItem, item: YamlItem) -> ComputedSource:
         raise key.fail(f"`{name}` can't be the name of a table", "use letters, digits and `_`, 63 at most")
     table = item.mapping(what)
     table.check(_KEYS)
-    for needed, hint in (("query", "add the SELECT that gives its rows"), ("key", "list the columns of its key")):
-        if table.get(needed) is None:
-            raise key.fail(f"{what} has no `{needed}`", hint)
-    query = table.get("query")
-    assert query is not None
+    spark = table.get("query") is None and table.get("spark") is not None
+    query = table.get("spark" if spark else "query")
+    if query is None:
+        raise key.fail(f"{what} has no `query`", "add the SELECT that gives its rows")
+    if not spark and table.get("spark") is not None:
+        raise key.fail(f"{what} has both `query` and `spark`", "keep the one that is to give its rows")
+    if table.get("key") is None:
+        raise key.fail(f"{what} has no `key`", "list the columns of its key")
     text = read_sql(query, f"the query of {what}").sql.strip().removesuffix(";").rstrip()
     if not text:
         raise query.fail(f"the query of {what} is empty", "add the SELECT that gives its rows", RuleCode.SQL_SYNTAX)
     columns: tuple[str, ...] = table.read("key", _key, ())
     source = table.read("source", lambda each: each.string("`source`"), "default")
-    refresh = table.read("refresh", lambda each: _refresh(each, what), Refresh(after_read=True))
-    return ComputedSource(key, ComputedTable(source, name, text, columns, refresh))
+    default = _OF_SPARK if spark else Refresh(after_read=True)
+    refresh = table.read("refresh", lambda each: _refresh(each, what, default), default)
+    if spark and (refresh.every is None or any(refresh.watched)):
+        hint = "set `every` under `refresh`, and no `after`"
+        raise key.fail(f"{what} is Spark's, which is refreshed by clock and by message alone", hint)
+    return ComputedSource(key, ComputedTable(source, name, text, columns, refresh, spark))
 
 
 def _key(item: YamlItem) -> tuple[str, ...]:
@@ -57,10 +66,9 @@ def _key(item: YamlItem) -> tuple[str, ...]:
     return names
 
 
-def _refresh(item: YamlItem, what: str) -> Refresh:
+def _refresh(item: YamlItem, what: str, default: Refresh) -> Refresh:
     read = item.mapping(f"`refresh` of {what}")
     read.check(_REFRESH_KEYS)
-    default = Refresh()
     every = read.read("every", lambda each: _seconds(each, "`every`"), None)
     least = read.read("least", lambda each: _seconds(each, "`least`", zero=True), default.least)
     timeout = read.read("timeout", lambda each: _seconds(each, "`timeout`"), default.timeout)

@@ -193,3 +193,36 @@ def test_refused_query_is_offered_as_computed_table(query: str) -> None:
 )
 def test_no_table_is_offered_that_would_not_do(query: str) -> None:
     assert "have the source compute it" not in suggestion(query)
+
+
+SPARK = "SELECT account_id, n FROM parquet.`/lake`"
+
+
+def spark(more: str = "", kind: str = "spark") -> str:
+    return config(more).replace(f"query: {QUERY}", f"{kind}: {SPARK}")
+
+
+def test_table_of_spark_is_read() -> None:
+    (table,) = compile_config(spark()).plan.computed
+    assert table == ComputedTable(
+        "default", "totals", SPARK, ("account_id",), Refresh(every=300.0, timeout=600.0), spark=True
+    )
+    (table,) = compile_config(spark("    refresh: {every: 1h, least: 0s}\n")).plan.computed
+    assert table.refresh == Refresh(every=3600.0, least=0.0, timeout=600.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("    query: SELECT 1\n", "HW_R002 table `totals` has both `query` and `spark`"),
+        ("    refresh: {after: auto}\n", "HW_R002 table `totals` is Spark's"),
+        ("    refresh: {every: 1h, after: [orders]}\n", "HW_R002 table `totals` is Spark's"),
+    ],
+)
+def test_mistake_of_table_of_spark_is_named(more: str, said: str) -> None:
+    assert error(spark(more)).startswith(said)
+
+
+def test_query_that_moves_to_spark_is_a_change() -> None:
+    before, after = compile_config(spark(kind="query")).plan, compile_config(spark()).plan
+    assert dict(compare(before, after).computed) == {"totals": ChangeKind.CHANGED}

@@ -78,9 +78,9 @@ def _check(file: Path, schema: SourceSchema | None, describe: Describe, *, allow
     computed = computed_in(text) if schema is not None else ()
     described = describe([source.table for source in computed])
     faults = tuple(
-        _not_computed(source, fault, allow_missing=allow_missing)
+        _not_computed(source, fault, certain=not allow_missing and source.table.name in described.faults)
         for source in computed
-        if (fault := described.faults.get(source.table.name)) is not None
+        if (fault := {**described.unknown, **described.faults}.get(source.table.name)) is not None
     )
     if schema is not None:
         schema = replace(schema, tables=(*schema.tables, *described.tables))
@@ -91,10 +91,11 @@ def _check(file: Path, schema: SourceSchema | None, describe: Describe, *, allow
     return Checked(name, compiled.plan, (*faults, *compiled.warnings))
 
 
-def _not_computed(source: ComputedSource, fault: tuple[str, str], *, allow_missing: bool) -> RuleError:
+def _not_computed(source: ComputedSource, fault: tuple[str, str], *, certain: bool) -> RuleError:
     what, fix = fault
-    severity = Severity.WARNING if allow_missing else Severity.FATAL
-    message = f"the source can't compute `{source.table.name}`: {what}"
+    severity = Severity.FATAL if certain else Severity.WARNING
+    engine = "Spark" if source.table.spark else "the source"
+    message = f"{engine} can't compute `{source.table.name}`: {what}"
     return RuleError(RuleCode.NOT_COMPUTED, message, source.key.span(), fix, severity)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +22,9 @@ from headwater.source.catalog.computed import describe_computed
 from headwater.source.catalog.schema import schema_of, see_schema
 from headwater_rules.plan import ComputedTable
 from headwater_rules.schema import DescribedTables, SchemaFormatError, SeenSchema, SourceSchema, not_compared
+
+if TYPE_CHECKING:
+    from headwater.pipeline.spark.engine import SparkEngine
 
 _BRIEFLY = 5
 """Seconds to wait for a source that nobody has asked to compare with."""
@@ -41,8 +48,20 @@ def found_schema(configs: ConfigSource) -> SeenSchema:
 
 
 def described(configs: ConfigSource, tables: Sequence[ComputedTable]) -> DescribedTables:
-    """What the sources that the service config names say of computed tables."""
-    return describe_computed(load(configs, warn=False).sources, tables)
+    """What the sources that the service config names, and its Spark, say of computed tables."""
+    config = load(configs, warn=False)
+    with ExitStack() as held:
+
+        @cache
+        def engine() -> SparkEngine:
+            from headwater.pipeline.spark.engine import SparkEngine
+            from headwater.pipeline.spark.session import Spark
+
+            spark = Spark(config.spark)
+            held.callback(spark.stop)
+            return SparkEngine(spark)
+
+        return describe_computed(config.sources, tables, lambda table: engine().result(table, threading.Event()))
 
 
 def stored_schema(file: Path) -> SeenSchema:

@@ -17,8 +17,10 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.spark.differences import hand_over_differences
+from headwater.pipeline.spark.query import SparkResult
 from headwater.pipeline.spark.session import Spark, reason
 from headwater.pipeline.spark.tasks import accumulated_errors, explained, finished, run_tasks
+from headwater_rules.plan import ComputedTable
 
 _LOOK_SECONDS = 0.1
 _MOST_IDLE_WORKERS = 32
@@ -37,6 +39,9 @@ class SparkEngine:
 
     def preparing(self) -> str:
         return "starting Spark" if self._spark.starting else ""
+
+    def result(self, table: ComputedTable, stop: threading.Event) -> SparkResult:
+        return SparkResult(self._spark, self._pool, table, stop)
 
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:

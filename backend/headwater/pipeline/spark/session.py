@@ -219,6 +219,11 @@ class Spark:
     def local(self) -> bool:
         return self._settings.local
 
+    @property
+    def runs_queries(self) -> bool:
+        """Whether it may run queries of sync configs."""
+        return self._settings.queries
+
     def warm_up(self) -> None:
         """Begin to start in the background. Raises what `java_home` raises; other errors are raised at the first
         use."""

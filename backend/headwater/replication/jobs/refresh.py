@@ -19,8 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from headwater.bulk.contract import CompareJob, Difference, JobKind
+from headwater.bulk.contract import CompareJob, Difference, EngineError, JobKind
 from headwater.decode.copytext import key_cells, split_line
+from headwater.embedded.java import NoJavaError
 from headwater.failpoints import failpoint
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import format_lsn
@@ -36,7 +37,7 @@ from headwater.replication.computed import (
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.stream.commit_watch import Commits, last_commits
 from headwater.replication.tables.changes import empty
-from headwater.source.rows.query import ComputedTableError, Described, ResultReader, fault
+from headwater.source.rows.query import ComputedResult, ComputedTableError, Described, ResultReader, fault
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import ComputedTable, SyncPlan
@@ -68,7 +69,11 @@ class Refresh(Job):
         self.done = False
         self._plans = plans
         self._doing = "waiting for the source"
-        self._reader = ResultReader(context.source, table, self._closed)
+        self._reader: ComputedResult = (
+            context.bulk.result(table, self._closed)
+            if table.spark
+            else ResultReader(context.source, table, self._closed)
+        )
 
     @property
     def over(self) -> bool:
@@ -85,7 +90,7 @@ class Refresh(Job):
         started = time.time()
         try:
             yield from self._refresh(started)
-        except ComputedTableError as error:
+        except (ComputedTableError, EngineError, NoJavaError) as error:
             _log.warning("%s", error)
             self._note(
                 replace(
@@ -101,12 +106,25 @@ class Refresh(Job):
         return JobOutcome()
 
     def _refresh(self, started: float) -> Steps[None]:
-        context, reader = self._context, self._reader
+        context, reader, before = self._context, self._reader, self._state()
         opening = Background(partial(reader.open, self.after), JobKind.REFRESH)
         try:
             described = yield from opening.steps()
             stored = self._fitted(described)
             if stored is None:
+                reader.close()
+                return
+            if reader.version and self._is_of(before, reader.version, stored):
+                reader.close()
+                self._note(
+                    replace(
+                        before,
+                        lsn=format_lsn(context.stream.position),
+                        at=time.time(),
+                        seconds=time.time() - started,
+                        changed=0,
+                    )
+                )
                 return
             ranges = context.places(stored.id).ranges
             comparing = Background(partial(self._compare, stored, self._job(stored), ranges), JobKind.REFRESH)
@@ -134,21 +152,33 @@ class Refresh(Job):
             RefreshState(
                 self.table.name,
                 definition_of(self.table),
-                format_lsn(reader.seen),
+                format_lsn(reader.seen or context.stream.position),
                 time.time(),
                 time.time() - started,
                 compared.rows,
                 len(compared.differences),
                 reads=tuple(sorted(described.reads)),
                 unseen=described.unseen,
+                version=reader.version,
             )
         )
         level = logging.INFO if compared.differences else logging.DEBUG
         _log.log(
             level,
             "computed table %s as of %s: %d rows, %d differ, %d ops",
-            *(self.table.name, format_lsn(reader.seen), compared.rows, len(compared.differences), ops),
+            *(
+                self.table.name,
+                format_lsn(reader.seen or context.stream.position),
+                compared.rows,
+                len(compared.differences),
+                ops,
+            ),
         )
+
+    def _is_of(self, state: RefreshState, version: str, stored: StoredTable) -> bool:
+        """Whether the rows are those of this version of what is read."""
+        same = state.version == version and state.tried == definition_of(self.table)
+        return same and not state.code and stored.resync is None
 
     # the table in the store
 

@@ -83,7 +83,7 @@ def prepare(
     PublishRefusedError when tables can't be published; SourceNotReadyError, SourceUnreachableError or
     SourceRefusedError."""
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
-        own = [table for table in computed if table.tag == settings.tag]
+        own = [table for table in computed if table.tag == settings.tag and not table.spark]
         if tables is not None:
             tables = [*tables, *_read_by(conn, settings, own)]
         findings, statements = _missing(ours, conn, settings, tables, own, append_only=append_only)
@@ -116,7 +116,7 @@ def missing_sql(
 ) -> tuple[str, ...]:
     """The statements that `prepare` would run or ask for. Raises what `prepare` raises, but for MissingRightsError."""
     with connect(settings) as ours, connect(admin or settings) as conn:
-        own = [table for table in computed if table.tag == settings.tag]
+        own = [table for table in computed if table.tag == settings.tag and not table.spark]
         if tables is not None:
             tables = [*tables, *_read_by(conn, settings, own)]
         findings, statements = _missing(ours, conn, settings, tables, own, append_only=append_only)

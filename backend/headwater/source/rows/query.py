@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 import psycopg
@@ -60,9 +60,33 @@ class Described:
     unseen: tuple[str, ...]
 
 
+class ComputedResult(Protocol):
+    """One result of a query, which is read once. `open`, `lines` and `finish` are called in this order, by any threads;
+    when one of them fails, all is released. They raise ComputedTableError where the table is at fault."""
+
+    seen: Lsn
+    """After `open`, a position of the source that is not before any of its commits that the result shows."""
+    version: str
+    """After `open`, the version of what is read, where it is known: the result of the same version is the same."""
+
+    def open(self, wait_for: Collection[int] = ()) -> Described:
+        """Settle what is read, which shows the transactions `wait_for` of the source, and describe the result."""
+
+    def lines(self, relation: Relation, batch_bytes: int) -> Iterator[list[str]]:
+        """The rows as COPY text, in batches."""
+
+    def finish(self) -> None:
+        """Make sure that the rows are those of one moment."""
+
+    def cancel(self) -> None:
+        """End what another thread waits for."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
 class ResultReader:
-    """Reads one result. `open`, `lines` and `finish` are called in this order, by any threads; when one of them fails,
-    the connection is closed. They raise ComputedTableError where the table is at fault, else errors of the source."""
+    """Reads the result of a query in the source: see ComputedResult. Raises errors of the source, too."""
 
     def __init__(self, settings: SourceSettings, table: ComputedTable, stop: threading.Event) -> None:
         self._settings = settings
@@ -70,7 +94,7 @@ class ResultReader:
         self._stop = stop
         self._conn: psycopg.Connection | None = None
         self.seen = Lsn(0)
-        """A position not before any commit that the result shows, after `open`."""
+        self.version = ""
 
     def open(self, wait_for: Collection[int] = ()) -> Described:
         """Take a snapshot that shows the transactions `wait_for`, which the stream has brought, and describe the
@@ -135,7 +159,7 @@ class ResultReader:
         _checked(self._table, conn.pgconn.prepare(b"", query))
         result = _checked(self._table, conn.pgconn.describe_prepared(b""))
         names = [(result.fname(number) or b"").decode() for number in range(result.nfields)]
-        self._check_names(names)
+        check_names(self._table, names)
         columns = tuple(
             Column(name, result.ftype(number), result.fmod(number), name in self._table.key)
             for number, name in enumerate(names)
@@ -148,15 +172,17 @@ class ResultReader:
         unseen = tuple(".".join(name) for name, (_, streamed) in families.items() if not streamed)
         return Described(relation, frozenset[Named]().union(*(names for names, _ in families.values())), unseen)
 
-    def _check_names(self, names: list[str]) -> None:
-        if not names:
-            raise fault(self._table, "the query of a computed table returns no rows", "write a SELECT", "HW_2701")
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            what = f"two columns of the result are called {twice[0]}"
-            raise fault(self._table, what, "give one of them another name: `AS …`", "HW_2705")
-        if lacking := [name for name in self._table.key if name not in names]:
-            what = f"the result has no column {lacking[0]}, which is of the key"
-            raise fault(self._table, what, f"select it, or correct `key`; there are: {', '.join(names)}", "HW_2705")
+
+def check_names(table: ComputedTable, names: Sequence[str]) -> None:
+    """Raise ComputedTableError where a table can't have columns of these names."""
+    if not names:
+        raise fault(table, "the query of a computed table returns no rows", "write a SELECT", "HW_2701")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        what = f"two columns of the result are called {twice[0]}"
+        raise fault(table, what, "give one of them another name: `AS …`", "HW_2705")
+    if lacking := [name for name in table.key if name not in names]:
+        what = f"the result has no column {lacking[0]}, which is of the key"
+        raise fault(table, what, f"select it, or correct `key`; there are: {', '.join(names)}", "HW_2705")
 
 
 def _checked(table: ComputedTable, result: pq.abc.PGresult) -> pq.abc.PGresult:

@@ -1,0 +1,269 @@
+"""Computed tables whose query Spark runs, over files: what devices get of them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headwater.embedded.java import NoJavaError
+from headwater.pipeline.jobs import BulkJobs
+from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
+from headwater.replication.computed import RefreshState, refresh_states
+from tests.support.command import Run, headwater
+from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.spark
+
+SECONDS = 100.0  # with the start of Spark beside others
+OFTEN = "{every: 200ms, least: 0s}"
+ONCE = "{every: 1d, least: 0s}"
+
+
+def config(query: str, refresh: str = ONCE, kind: str = "spark") -> str:
+    return f"""
+config: {{edition: 3}}
+tables:
+  stock:
+    {kind}: {orjson.dumps(query).decode()}
+    key: [id]
+    refresh: {refresh}
+streams:
+  all: {{auto_subscribe: true, query: "SELECT * FROM stock"}}
+"""
+
+
+def shown(deployment: Deployment) -> dict[str, dict[str, object]]:
+    return {row_id: row for (_, row_id), row in deployment.rows("ann").items()}
+
+
+def state(deployment: Deployment) -> RefreshState:
+    deployment.raise_failure()
+    with deployment.store() as store:
+        return refresh_states(store, deployment.name).get("stock", RefreshState("stock"))
+
+
+def refreshed(deployment: Deployment) -> RefreshState:
+    """Wait until a refresh has succeeded that began after now."""
+    begun = state(deployment).at
+    wait_until(lambda: state(deployment).at > begun, "a refresh", SECONDS)
+    last = state(deployment).at
+    wait_until(lambda: state(deployment).at > last, "another refresh", SECONDS)
+    return state(deployment)
+
+
+def first(deployment: Deployment) -> RefreshState:
+    wait_until(lambda: state(deployment).at > 0, "the first refresh", SECONDS)
+    return state(deployment)
+
+
+def failed(deployment: Deployment) -> RefreshState:
+    wait_until(lambda: bool(state(deployment).code), "a finding", SECONDS)
+    return state(deployment)
+
+
+def write(lake: Path, rows: dict[int, int], name: str = "part-0.parquet") -> None:
+    lake.mkdir(exist_ok=True)
+    table = pa.table({"id": list(rows), "n": list(rows.values())})
+    # Files of as many rows have the same size
+    pq.write_table(table, lake / f".{name}", compression="none", use_dictionary=False, write_statistics=False)
+    (lake / f".{name}").replace(lake / name)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    write(tmp_path / "lake", {number: number for number in range(1_000)})
+    return tmp_path / "lake"
+
+
+def test_table_that_is_overwritten_sends_what_differs(
+    deploy: Deploy, source_db: SourceDb, spark: Spark, tmp_path: Path
+) -> None:
+    session, nightly = spark.session(), str(tmp_path / "nightly")
+
+    def overwrite(night: int) -> None:
+        rows = session.range(10_000).selectExpr("id", f"if(id % 100 = 7, id + {night}, id) AS n", "'x' || id AS name")
+        rows.repartition(3).write.mode("overwrite").parquet(nightly)
+
+    overwrite(0)
+    deployment = deploy(config(f"SELECT * FROM parquet.`{nightly}`", OFTEN)).start()
+    assert first(deployment).rows == 10_000
+    before = deployment.op_count()
+    overwrite(1)
+    wait_until(lambda: deployment.op_count() > before, "what differs", SECONDS)
+    assert deployment.op_count() == before + 100
+    assert shown(deployment)["107"] == {"id": 107, "n": 108, "name": "x107"}
+    assert len(shown(deployment)) == 10_000
+
+
+def test_files_that_are_the_same_are_not_read_again(deploy: Deploy, source_db: SourceDb, lake: Path) -> None:
+    deployment = deploy(config(f"SELECT id, n FROM parquet.`{lake}`", OFTEN)).start()
+    first(deployment)
+    version = refreshed(deployment).version
+    assert version
+    kept = (lake / "part-0.parquet").stat()
+    write(lake, {number: 999 - number for number in range(1_000)})
+    os.utime(lake / "part-0.parquet", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert (lake / "part-0.parquet").stat().st_size == kept.st_size
+    assert refreshed(deployment).version == version
+    assert shown(deployment)["7"] == {"id": 7, "n": 7}, "nobody has looked into the file"
+    write(lake, {7: 70}, "part-1.parquet")
+    (lake / "part-0.parquet").unlink()
+    wait_until(lambda: shown(deployment) == {"7": {"id": 7, "n": 70}}, "the other file", SECONDS)
+    assert state(deployment).version != version
+    write(lake, {7: 71}, "part-1.parquet")
+    wait_until(lambda: shown(deployment) == {"7": {"id": 7, "n": 71}}, "the file under the same name", SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "said"),
+    [
+        ("SELECT * FROM parquet.`{lake}` UNION ALL SELECT 7, 7", "HW_2703", "1 keys (id) are in several rows"),
+        ("SELECT nullif(id, 7) AS id FROM parquet.`{lake}`", "HW_2704", "no value in id"),
+        ("SELECT n FROM parquet.`{lake}`", "HW_2705", "no column id"),
+        ("SELECT id, price FROM parquet.`{lake}`", "HW_2701", "UNRESOLVED_COLUMN"),
+        ("SELECT id, n FROM parquet.`{lake}/none`", "HW_2701", "PATH_NOT_FOUND"),
+        ("SELECT id, CAST(concat('secret', n) AS int) AS n FROM parquet.`{lake}`", "HW_2701", "CAST_INVALID_INPUT"),
+        ("SELECT id, INTERVAL 1 DAY AS n FROM parquet.`{lake}`", "HW_2701", "the column n has the type interval day"),
+        ("DROP TABLE IF EXISTS stock", "HW_2701", "PARSE_SYNTAX_ERROR"),
+        ("SELECT id, n FROM parquet.`{lake}`; DROP TABLE stock", "HW_2701", "PARSE_SYNTAX_ERROR"),
+    ],
+)
+def test_fault_of_query_keeps_rows_and_is_found(
+    deploy: Deploy, source_db: SourceDb, lake: Path, query: str, code: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    deployment = deploy(config(f"SELECT id, n FROM parquet.`{lake}` WHERE id < 3")).start()
+    first(deployment)
+    before = shown(deployment)
+    deployment.stop()
+    deployment.yaml = config(query.format(lake=lake))
+    deployment.start()
+    found = failed(deployment)
+    assert found.code == code
+    assert said in found.what
+    assert "secret" not in found.what
+    assert "secret" not in capfd.readouterr().err
+    assert shown(deployment) == before
+    assert len(before) == 3
+
+
+def test_slow_query_is_ended(deploy: Deploy, source_db: SourceDb) -> None:
+    query = "SELECT count(*) AS id FROM range(10000000000) a CROSS JOIN range(1000000)"
+    deployment = deploy(config(query, "{every: 1d, timeout: 1s}")).start()
+    assert failed(deployment).code == "HW_2702"
+
+
+def test_replicator_stops_while_query_runs(deploy: Deploy, source_db: SourceDb, spark: Spark) -> None:
+    deployment = deploy(config("SELECT count(*) AS id FROM range(10000000000) a CROSS JOIN range(1000000)")).start()
+    running = spark.context().statusTracker().getActiveJobsIds
+    wait_until(running, "the query", SECONDS)
+    deployment.stop()
+    wait_until(lambda: not running(), "the end of the query", SECONDS)
+
+
+def test_queries_need_the_consent_of_the_service(deploy: Deploy, source_db: SourceDb) -> None:
+    bulk = BulkJobs(SparkEngine(Spark(SparkSettings())))
+    deployment = deploy(config("SELECT 1 AS id"), bulk=bulk).start()
+    assert failed(deployment).code == "HW_2708"
+    assert shown(deployment) == {}
+
+
+VALUES = """SELECT 1 AS id, true AS yes, CAST(-3 AS tinyint) AS tiny, CAST(9007199254740993 AS bigint) AS large,
+    CAST(1.5 AS float) AS f4, CAST(1e300 AS double) AS f8, CAST('12345678901234567890.5000' AS decimal(30, 4)) AS exact,
+    CAST('0' AS decimal(38, 18)) AS zero, DATE '2024-02-29' AS day, TIMESTAMP '2024-01-02 03:04:05.120+02:00' AS at,
+    TIMESTAMP_NTZ '2024-01-02 03:04:05' AS local, X'00ff5c' AS bytes, 'a\\\\b\\tc\\nd\\u0000é' AS said,
+    array(1, 2, NULL) AS many, named_struct('a', 1, 'b', NULL, 'c', 'x"\\\\y') AS part, map('k', 1.5) AS pairs,
+    CAST(NULL AS string) AS lacking, NULL AS nothing"""
+
+AS_POSTGRES = r"""SELECT 1 AS id, true AS yes, (-3)::int2 AS tiny, 9007199254740993 AS large, 1.5::float4 AS f4,
+    1e300::float8 AS f8, 12345678901234567890.5000::numeric(30, 4) AS exact, 0::numeric(38, 18) AS zero,
+    date '2024-02-29' AS day, timestamptz '2024-01-02 03:04:05.120+02:00' AS at,
+    timestamp '2024-01-02 03:04:05' AS local, '\x00ff5c'::bytea AS bytes, E'a\\b\tc\ndé' AS said,
+    '[1,2,null]'::json AS many, '{"a":1,"b":null,"c":"x\"\\y"}'::json AS part, '{"k":1.5}'::json AS pairs,
+    null::text AS lacking, null::text AS nothing"""
+
+
+def test_values_are_those_that_rows_of_postgres_have(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> None:
+    ours = deploy(config(AS_POSTGRES, kind="query"), tmp_path / "ours").start()
+    first(ours)
+    expected = shown(ours)
+    ours.stop()
+    deployment = deploy(config(VALUES)).start()
+    first(deployment)
+    assert state(deployment).code == "", state(deployment).what
+    assert shown(deployment) == expected
+    assert expected["1"]["large"] == 9007199254740993
+
+
+def test_times_far_away_are_written_as_in_postgres(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> None:
+    days = {1: datetime.date(1, 1, 1), 2: datetime.date(9999, 12, 31)}
+    table = pa.table({"id": list(days), "day": list(days.values()), "n": [Decimal("0.10"), None]})
+    pq.write_table(table, tmp_path / "days.parquet")
+    query = (
+        f"SELECT id, day, n FROM parquet.`{tmp_path}/days.parquet`"
+        " UNION ALL SELECT 3, DATE '-0043-03-15', 1 UNION ALL SELECT 4, DATE '+10001-01-01', 2"
+    )
+    deployment = deploy(config(query)).start()
+    first(deployment)
+    assert {row_id: row["day"] for row_id, row in shown(deployment).items()} == {
+        "1": "0001-01-01",
+        "2": "9999-12-31",
+        "3": "0044-03-15 BC",
+        "4": "10001-01-01",
+    }
+
+
+@pytest.fixture
+def check(source_db: SourceDb, tmp_path: Path) -> Callable[..., Path]:
+    """Write a service config, and a sync config to check."""
+
+    def write(query: str, reads: str = "SELECT * FROM stock WHERE n > 1") -> Path:
+        (tmp_path / "headwater.yaml").write_text(
+            f"replication: {{connections: [{{uri: '{source_db.uri}', sslmode: disable}}]}}\nspark: {{queries: true}}\n"
+        )
+        (tmp_path / "sync.yaml").write_text(config(query).replace("SELECT * FROM stock", reads))
+        return tmp_path
+
+    return write
+
+
+_CHECK = ("rules", "check", "sync.yaml", "--schema")
+
+
+def test_check_asks_spark(check: Callable[..., Path], lake: Path) -> None:
+    def checked(*config: str) -> tuple[int, str]:
+        """In a process of its own, which ends its Spark."""
+        outcome = headwater(*_CHECK, cwd=check(*config))
+        return outcome.code, outcome.err
+
+    query = f"SELECT * FROM parquet.`{lake}`"
+    code, said = checked(query, "SELECT id, m FROM stock WHERE n > 1")
+    assert "no column `m` in `stock`" in said
+    code, said = checked(f"SELECT id, price FROM parquet.`{lake}`")
+    assert code == 1
+    assert "Spark can't compute `stock`" in said
+    assert checked(query)[0] == 0
+
+
+def test_check_without_spark_says_so(
+    check: Callable[..., Path], headwater_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise NoJavaError("Spark needs Java")
+
+    monkeypatch.setattr("headwater.pipeline.spark.session.java_home", none)
+    check("SELECT 1 AS id, 2 AS n")
+    outcome = headwater_here(*_CHECK)
+    assert outcome.code == 0, "the table may be right"
+    assert "Spark can't compute `stock`: Spark needs Java" in outcome.err
