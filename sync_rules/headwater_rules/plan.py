@@ -325,6 +325,11 @@ class SyncPlan:
         patterns = [s.table for b in self.buckets for s in b.sources] + [item.table for item in self.lookups]
         return tuple(dict.fromkeys(patterns))
 
+    @property
+    def reads_clock(self) -> bool:
+        """Whether rows are compared with the current time."""
+        return any(NOW in e.inputs for b in self.buckets for s in b.sources for e in s.deciding())
+
     def deciding(self) -> Deciding:
         """What decides who gets which rows."""
         rows = [(source.table, source.deciding()) for bucket in self.buckets for source in bucket.sources]

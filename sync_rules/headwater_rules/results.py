@@ -39,7 +39,8 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One row as it stands in the source, and what it gives. `source` is its tag, or for a shard `tag/shard`."""
+    """One row as it stands in the source, and what it gives. `source` is its tag, or for a shard `tag/shard`; `now` is
+    the time at which it was evaluated, in microseconds since 1970, where rules read the clock."""
 
     schema: str
     table: str
@@ -47,6 +48,7 @@ class SourceRow:
     row_id: str
     result: RowResult
     source: str = "default"
+    now: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from tests.bench import (
     sources,
     start,
     storage,
+    windows,
 )
 from tests.bench.service import STORE, cores
 
@@ -107,6 +108,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "sources": _sources,
     "schemas": lambda scale, _: schemas.run(max(2, int(500 * scale))),
     "computed": lambda scale, _: computed.run(int(1_000_000 * scale)),
+    "windows": lambda scale, _: windows.run(int(1_000_000 * scale)),
     "curves": _curves,
 }
 

@@ -490,6 +490,8 @@ def as_before(writer: SourceWriter) -> None:
         former,
         "insert into definitions select * from kept",
         "drop table kept",
+        "drop table flips",
+        "drop table ticks",
         *_BEFORE[embedded],
         f"update meta set value = {1 if embedded else repr('1')} where key = 'store_format'",
     )

@@ -47,8 +47,7 @@ def test_as_postgres(source_db: SourceDb, column: str, where: str) -> None:
     condition = where.replace("{}", column)
     plan = compile_config(
         "config: {edition: 3}\nstreams:\n  s:\n    auto_subscribe: true\n    queries:\n"
-        f"      - |\n        SELECT id FROM t WHERE {condition}\n",
-        clock=True,
+        f"      - |\n        SELECT id FROM t WHERE {condition}\n"
     ).plan
     columns = (Column("id", Oid.INT4, -1, True), Column(column, oid, -1, False))
     relation = Relation(7, "public", "t", ReplicaIdentity.DEFAULT, columns)

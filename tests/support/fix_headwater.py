@@ -98,6 +98,7 @@ class Deployment:
     shard: str | None = None
     peers: Peers = field(default_factory=dict)  # none but itself, if not given
     figures: Figures = field(default_factory=Figures)
+    clock: Callable[[], int] | None = None  # what rules see as now(), if not that of the source
     _stop: threading.Event = field(default_factory=threading.Event)
     _following: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -187,6 +188,7 @@ class Deployment:
             intervals=self.intervals,
             take_slot=self.take_slot,
             figures=self.figures,
+            clock=self.clock,
         ).run(self._stop)
 
     @property

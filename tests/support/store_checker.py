@@ -44,7 +44,7 @@ def problems(store: Path | StoreAddress, restored: Collection[str] = ()) -> list
         retired = frozenset(row[0] for row in _rows(db, "select id from retired_buckets"))
         names = dict(_rows(db, "select id, name from buckets"))
         copy = StoreCopy(db, retired, _history(db), names, frozenset(restored))
-        for check in (_ids, _totals, _checkpoint, _generations, _staging, _lookups, _members):
+        for check in (_ids, _totals, _checkpoint, _generations, _staging, _lookups, _flips, _members):
             found += check(copy)
         integrity = [row[0] for row in _rows(db, "pragma integrity_check") if row[0] != "ok"]
         return found + integrity
@@ -64,7 +64,7 @@ def _seen(store: Path | StoreAddress) -> Iterator[apsw.Connection]:
 
 
 _TABLES = (
-    "buckets", "flushes", "lookups", "ops", "retired_buckets", "segment_blobs", "segments", "sources",
+    "buckets", "flips", "flushes", "lookups", "ops", "retired_buckets", "segment_blobs", "segments", "sources",
     "staged_segments", "state", "tables",
 )  # fmt: skip
 
@@ -85,6 +85,7 @@ def _copy_tables(address: PostgresAddress, db: apsw.Connection) -> None:
         # an old generation is swept away in its own time
         for (table,) in db.execute("select id from tables where state = 'dropped'").fetchall():
             db.execute("delete from lookups where table_id = ?", (table,))
+            db.execute("delete from flips where table_id = ?", (table,))
         db.execute("delete from tables where state = 'dropped'")
         for (table,) in db.execute("select id from tables").fetchall():
             _copy_table(address, connection, db, f"rows_{int(str(table)):d}")
@@ -246,6 +247,13 @@ def _lookups(copy: StoreCopy) -> Iterator[str]:
             yield f"a lookup belongs to table {table}, which is not there"
         elif not copy.db.execute(f"select 1 from rows_{table:d} where row_id = ?", (row_id,)).fetchall():
             yield f"a lookup belongs to row {row_id} of table {table}, which is not there"
+
+
+def _flips(copy: StoreCopy) -> Iterator[str]:
+    tables = [table for (table,) in _rows(copy.db, "select id from tables")]
+    for (table,) in _rows(copy.db, "select distinct table_id from flips"):
+        if table not in tables:
+            yield f"rows of table {table} have to be evaluated again, which is not there"
 
 
 def _members(copy: StoreCopy) -> Iterator[str]:

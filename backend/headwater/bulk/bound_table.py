@@ -6,8 +6,8 @@ own way; row sides that they share are evaluated once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from headwater.decode.copytext import split_line
@@ -166,14 +166,39 @@ def bind_layouts(
     return [bind(plans, source, layout, types, table_id, keys) for layout in layouts]
 
 
-def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
-    """Whether a stored row is in exactly the buckets that the rules give it, with the same data.
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What stored rows are judged by whose buckets depend on the time: `now` is the time at which rows were evaluated
+    last, `flips` when each has to be again, by id. In microseconds since 1970."""
+
+    now: int = 0
+    flips: Mapping[str, int] = field(default_factory=dict)
+
+
+def stands(bound: BoundTable | None, cells: Cells, row: CurrentRow, times: Times) -> bool:
+    """Whether a stored row is in exactly the buckets that the rules give it with these cells, with the same data; and
+    where that depends on the time, whether it is evaluated again before it changes. A row that is due is not judged: it
+    is about to be evaluated."""
+    there = set(decode_memberships(row.members, row.row_id))
+    if bound is None or not bound.has_clock:
+        return (set() if bound is None else bound.memberships(cells, row.row_id)) == there
+    due = times.flips.get(row.row_id)
+    if due is not None and due <= times.now:
+        return True
+    puts, _, _, flip = bound.at(times.now).transform.evaluate(cells, row.row_id)
+    in_time = flip is None or (due is not None and due <= flip)
+    return in_time and expected_memberships(puts, bound.transform.keys) == there
+
+
+def in_right_buckets(
+    layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow, times: Times
+) -> bool:
+    """Whether a stored row `stands` as it is.
 
     A row from before columns were added, which are null in it, may be as its own layout gives it: a device shows a
     missing column as null, too. Raises DecodeError when the row can't be read.
     """
-    stands = set(decode_memberships(row.members, row.row_id))
-    if _expected(bounds[-1], current_cells(layouts, row), row.row_id) == stands:
+    if stands(bounds[-1], current_cells(layouts, row), row, times):
         return True
     own = layouts[row.layout]
     if (own.schema, own.name) != (layouts[-1].schema, layouts[-1].name):
@@ -183,7 +208,7 @@ def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | 
         return False
     if _closed(bounds[row.layout]) != _closed(bounds[-1]):  # a deciding column was added: all rows are evaluated again
         return False
-    return _expected(bounds[row.layout], split_line(row.line, len(own.columns)), row.row_id) == stands
+    return stands(bounds[row.layout], split_line(row.line, len(own.columns)), row, times)
 
 
 def has_right_lookups(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
@@ -202,10 +227,6 @@ def _closed(bound: BoundTable | None) -> frozenset[str]:
 
 def _lookups(bound: BoundTable | None, cells: Cells, row_id: str) -> set[LookupEntry]:
     return set() if bound is None else set(bound.transform.evaluate(cells, row_id).lookups)
-
-
-def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[BucketMembership]:
-    return set() if bound is None else bound.memberships(cells, row_id)
 
 
 @dataclass(frozen=True, slots=True)

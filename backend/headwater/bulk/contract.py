@@ -60,12 +60,14 @@ class GivenUpError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJob:
-    """What every job has. `directory` is for progress files, on this machine."""
+    """What every job has. `directory` is for progress files, on this machine. `now` is the time at which rows are
+    evaluated, in microseconds since 1970; 0 where no rule reads the clock."""
 
     types: TypeCatalog
     keys: StoreKeys
     store: StoreAddress
     directory: str
+    now: int = 0
 
 
 @dataclass(frozen=True, slots=True)

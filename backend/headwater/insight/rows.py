@@ -21,6 +21,7 @@ from headwater.oplog.limits import is_stub
 from headwater.oplog.op import put_body
 from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog.published import load_types
+from headwater.source.clock import wall_clock
 from headwater.source.connect import SourceSettings, connect
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
@@ -74,7 +75,8 @@ def unwatched(_what: str, _pages: int) -> AbstractContextManager[Callable[[], No
 class CurrentRows:
     """The stored rows of `sources`, for evaluation; with `names` (a tag stands for all its shards), only rows of these
     are told, while lookups go through all. `notes` collects caveats about the results; `check` is called now and then
-    and may raise, which ends the reading."""
+    and may raise, which ends the reading. Rows are evaluated at `now`, in microseconds since 1970, or at the time at
+    which the service evaluated rows last if that is later."""
 
     store: StoreWriter
     sources: Sequence[SourceSettings]
@@ -82,6 +84,7 @@ class CurrentRows:
     names: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
     check: Callable[[], None] = lambda: None
+    now: int = field(default_factory=wall_clock)
     _types: dict[str, TypeCatalog] = field(default_factory=dict)
     _asked: set[tuple[str, int]] = field(default_factory=set)
 
@@ -164,7 +167,8 @@ class CurrentRows:
         return self._layouts(plan, table).source_row(row)
 
     def _layouts(self, plan: SyncPlan, table: StoredTable) -> _Layouts:
-        return _Layouts(plan, table, self._types_of(table))
+        now = max(self.now, self.store.tick(table.source)) if plan.reads_clock else None
+        return _Layouts(plan, table, self._types_of(table), now)
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
         """The types of a table's columns; those defined in its source are loaded from it."""
@@ -197,10 +201,11 @@ def _reads(patterns: Sequence[TablePattern], table: StoredTable) -> bool:
 class _Layouts:
     """A plan bound to the layouts in which rows of a table were written, each when first needed."""
 
-    def __init__(self, plan: SyncPlan, table: StoredTable, types: TypeCatalog) -> None:
+    def __init__(self, plan: SyncPlan, table: StoredTable, types: TypeCatalog, now: int | None) -> None:
         self._plan = plan
         self._table = table
         self._types = types
+        self._now = now
         self._bound: dict[int, tuple[int, RowConverter, TableProgram]] = {}
 
     def evaluate(self, layout: int, line: str, row_id: str) -> RowResult:
@@ -208,15 +213,15 @@ class _Layouts:
         if bound is None:
             bound = self._bound[layout] = self._bind(layout)
         width, convert, program = bound
-        return program.evaluate(convert(split_line(line, width)), row_id)
+        return program.evaluate(convert(split_line(line, width)), row_id, self._now)
 
     def source_row(self, row: CurrentRow) -> SourceRow:
         relation = self._table.layouts[row.layout]
         width, convert, program = self._bound.get(row.layout) or self._bind(row.layout)
         values = convert(split_line(row.line, width))
         columns = {column.name: value for column, value in zip(relation.columns, values, strict=True)}
-        result = program.evaluate(values, row.row_id)
-        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, self._table.source)
+        result = program.evaluate(values, row.row_id, self._now)
+        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, self._table.source, self._now)
 
     def _bind(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
         relation = self._table.layouts[layout]

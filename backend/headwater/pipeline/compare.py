@@ -17,7 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, has_right_lookups, in_right_buckets
+from headwater.bulk.bound_table import (
+    BoundTable,
+    Times,
+    bind_layouts,
+    current_cells,
+    has_right_lookups,
+    in_right_buckets,
+)
 from headwater.bulk.contract import CompareJob, Difference, RecountJob
 from headwater.decode.copytext import join_cells, key_cells
 from headwater.decode.wire import DecodeError
@@ -80,13 +87,17 @@ class StoreRows:
         layouts = self.table.layouts
         kind = RowIdentity.of(self.table.relation).kind
         bounds = bind_layouts(job.plans, job.source.name, layouts, job.types, self.table.id, job.keys)
-        for batch in open_store(job.store).read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
+        has_clock = any(bound is not None and bound.has_clock for bound in bounds)
+        times, store = Times(), open_store(job.store)
+        for batch in store.read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
             found: list[ComparedRow] = []
+            if has_clock:  # a row that was evaluated again meanwhile may seem wrong: who merges looks again
+                times = Times(job.now, store.read_flips(self.table.id, [row.row_id for _, row in batch]))
             for _, row in batch:
                 line, mark = row.line, _SOUND
                 if not is_stub(line):
                     line = _present_line(layouts, row)
-                    if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row):
+                    if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row, times):
                         mark = _FLAWED
                 if kind is IdentityKind.KEY:
                     found.append(keyed_row(job.keys, row.row_id, line, "", mark))
@@ -126,9 +137,11 @@ def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
         return row.line
 
 
-def _in_right_buckets(bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow) -> bool:
+def _in_right_buckets(
+    bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow, times: Times
+) -> bool:
     try:
-        return in_right_buckets(layouts, bounds, row) and has_right_lookups(layouts, bounds, row)
+        return in_right_buckets(layouts, bounds, row, times) and has_right_lookups(layouts, bounds, row)
     except DecodeError:
         return False
 

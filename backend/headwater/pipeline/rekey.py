@@ -16,7 +16,7 @@ from headwater.decode.copytext import join_cells
 from headwater.decode.wire import DecodeError
 from headwater.oplog.limits import is_stub, read_stub
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, subkey_origin
-from headwater.oplog.transform import rekeyed_memberships
+from headwater.oplog.transform import decode_memberships, expected_memberships, rekeyed_memberships
 from headwater.pipeline.progress import TaskProgress
 from headwater.pipeline.snapshot import CountedCopies
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
@@ -62,13 +62,15 @@ class RekeyTask:
         keys = _Keys(job, Counter(self.copies.before))
         relation, plans = job.stored.relation, distinct(job.plans)
         bound = bind(plans, job.source_name, relation, job.types, job.target, job.keys)
+        bound = bound and bound.at(job.now)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
             open_store(job.store).open_part(job.target, number, attempt) as part,
         ):
             for batch in open_store(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
                 for first in range(0, len(batch), _PAGE_ROWS):
-                    part.write(*_page(job, keys, bound, batch[first : first + _PAGE_ROWS]), (), {})
+                    rows, lookups, flips = _page(job, keys, bound, batch[first : first + _PAGE_ROWS])
+                    part.write(rows, lookups, (), {}, flips)
                     part.end_page()
                 progress.add(len(batch))
             return part.finish()
@@ -79,10 +81,11 @@ Cells = Sequence[str | None]
 
 def _page(
     job: RekeyJob, keys: _Keys, bound: BoundTable | None, batch: Sequence[PlacedRow]
-) -> tuple[list[CurrentRow], list[tuple[str, LookupEntry]]]:
-    """The rows and lookups of one page, which the store takes over between two flushes of the stream."""
+) -> tuple[list[CurrentRow], list[tuple[str, LookupEntry]], dict[str, int]]:
+    """The rows, lookups and flips of one page, which the store takes over between two flushes of the stream."""
     rows: list[CurrentRow] = []
     lookups: list[tuple[str, LookupEntry]] = []
+    flips: dict[str, int] = {}
     for _, row in batch:
         cells = _cells(job, row)
         row_id = keys.of(row, cells)
@@ -91,9 +94,15 @@ def _page(
         members = rekeyed_memberships(row.members, row.row_id, row_id)
         subkey = row.subkey or subkey_origin(job.stored.id, row.row_id)
         rows.append(CurrentRow(row_id, row.layout, row.line, members, subkey))
-        if bound is not None and bound.has_lookups and cells is not None:
-            lookups += [(row_id, entry) for entry in bound.transform.evaluate(cells, row_id).lookups]
-    return rows, lookups
+        if bound is not None and (bound.has_lookups or bound.has_clock) and cells is not None:
+            puts, entries, _, flip = bound.transform.evaluate(cells, row_id)
+            lookups += [(row_id, entry) for entry in entries]
+            # It keeps its memberships, which may be of another time: then it is due at once
+            same = expected_memberships(puts, job.keys) == set(decode_memberships(members, row_id))
+            at = flip if same else job.now
+            if bound.has_clock and at is not None:
+                flips[row_id] = at
+    return rows, lookups, flips
 
 
 class _Keys:

@@ -33,6 +33,7 @@ class ReprocessTask:
 
     def run(self, job: ReprocessJob, number: int, attempt: str) -> StagedPart:
         bound = bind([job.plan], job.source_name, self.stored.relation, job.types, self.stored.id, job.keys)
+        bound = bound and bound.at(job.now)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
             open_store(job.store).open_part(self.stored.id, number, attempt) as part,
@@ -64,12 +65,15 @@ def _write_additions(
     lookups: list[tuple[str, LookupEntry]] = []
     ops: list[DraftOp] = []
     buckets: Buckets = {}
+    flips: dict[str, int] = {}
     transform = bound.transform
     for _, row in batch:
         row_id, members, subkey = row.row_id, row.members, row.subkey
         if is_stub(row.line):
             continue
-        puts, entries, *_ = transform.evaluate(current_cells(stored.layouts, row), row_id)
+        puts, entries, _, flip = transform.evaluate(current_cells(stored.layouts, row), row_id)
+        if flip is not None:  # even where the row has no entry yet
+            flips[row_id] = flip
         if members and puts:
             puts = _missing(puts, members, row_id, transform.keys)
         if not puts and not entries:
@@ -79,7 +83,7 @@ def _write_additions(
         lookups += [(row_id, entry) for entry in entries]
         if OVERSIZED in added:
             refused += oversized_ops_of(name, row_id, added)
-    part.write(rows, lookups, ops, buckets)
+    part.write(rows, lookups, ops, buckets, flips)
     return refused, sum(len(op.body) for op in ops)
 
 

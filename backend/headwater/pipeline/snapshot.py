@@ -116,7 +116,7 @@ class _Worker:
         bound = bind([job.plan], job.source.name, relation, job.types, partition.table_id, job.keys)
         if bound is None:
             raise PartitionError("the rules do not use this table", name)
-        self._transform = bound.transform
+        self._transform = bound.at(job.now).transform
         self._identity = RowIdentity.of(relation)
         self._width = len(relation.columns)
         self._copies: Counter[str] = Counter(copies.before)
@@ -128,6 +128,7 @@ class _Worker:
         lookups: list[tuple[str, LookupEntry]] = []
         ops: list[DraftOp] = []
         buckets: Buckets = {}
+        flips: dict[str, int] = {}
         write, width, row_id_of = self._transform.write, self._width, self._row_id
         for line in lines:
             if len(line) > SURELY_A_ROW and is_stub(stub := stored_line(line)):
@@ -137,13 +138,15 @@ class _Worker:
                 continue
             cells = split_line(line, width)
             row_id = row_id_of(line, cells)
-            members, entries, *_ = write("", None, row_id, cells, ops, buckets)
+            members, entries, _, flip = write("", None, row_id, cells, ops, buckets)
             rows.append(new_row(CurrentRow, (row_id, 0, line, members, None)))
             if OVERSIZED in members:
                 self.refused += oversized_ops_of(self._table, row_id, members)
             if entries:
                 lookups += [(row_id, entry) for entry in entries]
-        part.write(rows, lookups, ops, buckets)
+            if flip is not None:
+                flips[row_id] = flip
+        part.write(rows, lookups, ops, buckets, flips)
 
     def _row_id(self, line: str, cells: Sequence[str | None]) -> str:
         kind = self._identity.kind

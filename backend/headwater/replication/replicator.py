@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
+import psycopg
+
 from headwater.bulk.contract import BulkProgress
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError, machine_errors
@@ -48,7 +50,8 @@ from headwater.replication.versions import (
     part_of,
     to_read_by,
 )
-from headwater.source.connect import SharedConnection, SourceSettings, source_errors
+from headwater.source.clock import source_clock
+from headwater.source.connect import SharedConnection, SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import unseen_findings
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
@@ -88,7 +91,8 @@ class Replicator:
     `following` is called each time the stream has started. Definitions of a stopped version are kept up to date for
     `keep_stopped` seconds. With `take_slot`, a slot of our name in our database is taken over from another service,
     until the source was followed once. `lost` is called, from another thread, when another replicator has taken the
-    lease: long work for this one should end. `figures` are counted up.
+    lease: long work for this one should end. `figures` are counted up. `clock` is the
+    time that rules see, in microseconds since 1970, in place of the source's.
     """
 
     source: SourceSettings
@@ -105,6 +109,7 @@ class Replicator:
     take_slot: bool = False
     lost: Callable[[], None] = lambda: None
     figures: Figures = field(default_factory=Figures)
+    clock: Callable[[], int] | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set. Raises errors that a person has to fix. After a lost lease, waits for it again."""
@@ -231,8 +236,16 @@ class _LeaseHolder:
             raise
         self._bulk.warm_up()
         others = {name: needed for name, needed in needed_for(version.yaml, peers).items() if name != self._source.name}
-        snapshot = InitialSnapshot(self._source, self._store, plan, version.id, self._bulk, self._progress, others)
+        with connect(self._source) as conn:
+            clock = self._clock(conn)
+        snapshot = InitialSnapshot(
+            self._source, self._store, plan, version.id, self._bulk, self._progress, others, clock
+        )
         snapshot.run(self._lease, slot)
+
+    def _clock(self, conn: psycopg.Connection) -> Callable[[], int]:
+        """What rules see as the current time."""
+        return self._replicator.clock or source_clock(conn)
 
     def _progress(self, done: BulkProgress) -> None:
         self._watch.works(done)
@@ -261,8 +274,10 @@ class _LeaseHolder:
             schema = stack.enter_context(
                 contextlib.closing(SchemaWatch(source, used.plans, store.tables(source.name), settings.intervals))
             )
-            most = SHARED_CHANGES if len(settings.peers) > 1 else FLUSH_CHANGES
-            flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures, most)
+            with connection.use() as conn:
+                clock = self._clock(conn)
+            flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures, clock)
+            flush.most_changes = SHARED_CHANGES if len(settings.peers) > 1 else FLUSH_CHANGES
             applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)
             jobs = JobContext(
                 source, store, lease, self._bulk, flush, schema, self._progress, connection, settings.peers
@@ -318,6 +333,7 @@ class _LeaseHolder:
             stream.report(flush.position)  # before other work: commits at the source may wait for it
             if applier.is_flushed:
                 take_up_changes(jobs, scheduler)
+                flush.evaluate_due()
                 scheduler.step()
             if idle and applier.is_flushed:  # which a job may have changed
                 if not scheduler.busy and stream.bloated:

@@ -29,7 +29,7 @@ from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
 from headwater.storage.open import open_store
 from headwater.storage.shared.common import sync_path
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _OF_ONE_SOURCE: Final = 1
 """The format in which bucket definitions did not say of which source they are: there was one."""
 
@@ -211,7 +211,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
                 "the file is no archive of a store", str(path), "name the file that `headwater store export` wrote"
             )
         found, whose = (word.decode(errors="replace") for word in line.groups())
-        if found not in (str(_OF_ONE_SOURCE), str(FORMAT)):
+        if found not in map(str, range(_OF_ONE_SOURCE, FORMAT + 1)):
             raise ArchiveError(
                 f"the archive has format {found}, this version reads formats up to {FORMAT}",
                 str(path),

@@ -18,7 +18,7 @@ from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared import archive
 from headwater.storage.shared.archive import Load
 from headwater.storage.shared.common import BATCH_BYTES
-from headwater.storage.sql import seal, stats
+from headwater.storage.sql import seal, stats, tables
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Cursor, TableGoneError
 from headwater.storage.sql.forget import ForgetStore
@@ -128,6 +128,11 @@ class Store(ABC):
         with closing(self._open("bulk work")) as db, db.snapshot():
             if db.has_table(f"rows_{table:d}"):
                 yield from db.dialect.placed_rows(db, table, first, end, count=_BATCH_ROWS, batch_bytes=batch_bytes)
+
+    def read_flips(self, table: int, row_ids: Sequence[str]) -> dict[str, int]:
+        """When those of the rows have to be evaluated again, as of now, that have to be: in microseconds since 1970."""
+        with closing(self._open("bulk work")) as db:
+            return tables.flips(db, table, row_ids)
 
     def find_row(self, table: int, row_id: str) -> CurrentRow | None:
         """One current row, as of now. None when there is none, or no such table."""

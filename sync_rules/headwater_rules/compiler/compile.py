@@ -46,13 +46,10 @@ def compile_config(
     schema: SourceSchema | None = None,
     allow_missing: bool = False,
     advise: bool = False,
-    clock: bool = False,
 ) -> Compiled:
     """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and so
     does `advise`, about rules that work but may be costly or give more than is meant. With `allow_missing`, what the
-    schema lacks is no error: a migration will add it. With `clock`, columns may be compared with the current time, for
-    callers that evaluate rows again when that is due: the service does not, and so refuses it. Raises SyncConfigError
-    with all errors."""
+    schema lacks is no error: a migration will add it. Raises SyncConfigError with all errors."""
     report = Report()
     try:
         config = read_config(load(text, report))
@@ -60,7 +57,7 @@ def compile_config(
         checks = None
         if schema is not None:
             checks = SourceChecks(schema, custom_types=custom_types, allow_missing=allow_missing)
-        return _compiled(config, default_schema, checks, report, advise=advise, clock=clock)
+        return _compiled(config, default_schema, checks, report, advise=advise)
     except RuleError as error:
         raise report.as_errors(error) from None
     except StoppedError:
@@ -86,7 +83,7 @@ def findings_in(
 
 
 def _compiled(
-    config: Config, default_schema: str, checks: SourceChecks | None, report: Report, *, advise: bool, clock: bool
+    config: Config, default_schema: str, checks: SourceChecks | None, report: Report, *, advise: bool
 ) -> Compiled:
     _bound(config)
     computed = {source.table.name: source.table for source in config.tables}
@@ -97,7 +94,6 @@ def _compiled(
         report,
         checks,
         computed=computed,
-        clock=clock,
     )
     streams = _streams(job, config)
     if checks is not None:

@@ -269,7 +269,7 @@ _KEEP: Final = "keep the value in a column of the row"
 _UNSTEADY: Final = "is not allowed: a rule must give the same answer whenever it is evaluated"
 
 _REFUSED: Final = (
-    (_UNSTEADY, f"compare times on the device, or {_KEEP}",
+    (_UNSTEADY, f"compare a column with `now()` in the WHERE, or {_KEEP}",
      """now clock_timestamp statement_timestamp transaction_timestamp timeofday current_timestamp current_date
      current_time localtime localtimestamp getdate sysdate curdate curtime utc_timestamp unix_timestamp"""),
     (_UNSTEADY, _KEEP,

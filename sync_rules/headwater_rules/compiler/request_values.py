@@ -25,13 +25,11 @@ class Semantics:
     """The meaning of the SQL of one query.
 
     `fixed_paths` is the option `fixed_json_extract`: a JSON path without `$` is one key, and a JSON null is null.
-    `clock`: columns may be compared with the current time.
     """
 
     edition: int
     fixed_paths: bool
     requests: RequestNames = RequestNames.STREAM
-    clock: bool = False
 
     @property
     def null_differs(self) -> bool:

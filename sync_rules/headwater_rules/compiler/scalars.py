@@ -204,7 +204,7 @@ class Scalars:
         return self._ordered(node.this, _COMPARISONS[type(node)], node.expression, node)
 
     def _ordered(self, left_node: exp.Expr, sign: str, right_node: exp.Expr, node: exp.Expr) -> Frag:
-        if self._semantics.clock and (clock.reads_time(left_node) or clock.reads_time(right_node)):
+        if clock.reads_time(left_node) or clock.reads_time(right_node):
             column = self.frag(clock.column_of(left_node, right_node))
             self._checks.moment(column, node)
             return clock.comparison(left_node, sign, right_node, column, self._names.context.instances, node)
@@ -213,7 +213,7 @@ class Scalars:
         return build(ExprKind.LOGICAL, node, "(", left, f"{_collation(left, right)} {sign} ", right, ")")
 
     def _refuse_time(self, node: exp.Expr) -> None:
-        if self._semantics.clock and clock.names_time(node):
+        if clock.names_time(node):
             raise clock.misplaced(node)
 
     def _arithmetic(self, node: exp.Binary) -> Frag:
@@ -299,7 +299,7 @@ class Scalars:
 
     def _between(self, node: exp.Between) -> Frag:
         self.only(node, frozenset({"this", "low", "high"}))
-        if self._semantics.clock and clock.reads_time(node):
+        if clock.reads_time(node):
             bounds = (self._ordered(node.this, sign, node.args[name], node) for sign, name in _BOUNDS)
             return joined(ExprKind.LOGICAL, node, list(bounds), " AND ")
         value, low, high = (self.frag(node.args[name]) for name in ("this", "low", "high"))

@@ -111,11 +111,10 @@ class Compilation:
     checks: SourceChecks | None = None
     everybody: list[ForEverybody] = field(default_factory=list)
     computed: Mapping[str, ComputedTable] = field(default_factory=dict)
-    clock: bool = False
 
     def context(self, requests: RequestNames, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
         """The context of a query with the edition's meaning of SQL."""
-        semantics = Semantics(self.options.edition, self.options.fixed_paths, requests, self.clock)
+        semantics = Semantics(self.options.edition, self.options.fixed_paths, requests)
         return Context(
             semantics, ctes, self.default_schema, self.report, used=used, checks=self.checks, computed=self.computed
         )

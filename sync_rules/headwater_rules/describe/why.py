@@ -155,7 +155,7 @@ def _looked_up(lookup: LookupDefinition, key: str) -> str:
 def _passes(row: SourceRow, source: RowSource, filters: tuple[Expr, ...]) -> bool:
     layout = Layout(row.source, row.schema, row.table, tuple(row.columns))
     statement = Bound(layout, source.table, filters, source.each).statement()
-    values = Layout.row(tuple(row.columns.values()), row.row_id, None, layout.constants())
+    values = Layout.row(tuple(row.columns.values()), row.row_id, row.now, layout.constants())
     try:
         return statement is None or bool(statement.rows(values))
     except EvaluationError:

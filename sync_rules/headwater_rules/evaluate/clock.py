@@ -112,7 +112,9 @@ def compare(arguments: Sequence[Value]) -> tuple[int | None, int | None]:
     value, now, form, *parts = arguments
     numbers = [part for part in parts if isinstance(part, int)]
     if not isinstance(now, int) or not isinstance(form, str):
-        raise EvaluationError("a comparison with the clock is evaluated without a time")
+        raise EvaluationError(
+            "a comparison with the current time is evaluated without one; a test sets it by `set_time`"
+        )
     point = moment(value)
     if point is None:
         return None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import orjson
@@ -73,6 +74,12 @@ class RulesTest:
     def delete(self, table: str, where: Row | None = None, /, **columns: object) -> None:
         """Delete the rows that have these values. Raises ValueError when there is none."""
         self.world.delete(table, row_values({**(where or {}), **columns}, self.plan.options))
+
+    def set_time(self, now: datetime) -> None:
+        """Set the time that rules see as `now()`; without a zone, it is in UTC. It may go back. Rules that read it fail
+        until it is set."""
+        aware = now.replace(tzinfo=UTC) if now.tzinfo is None else now
+        self.world.set_time((aware - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1))
 
     def client(
         self,

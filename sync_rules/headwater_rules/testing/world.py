@@ -42,6 +42,7 @@ class World:
         self._buckets: dict[str, dict[int, list[Put]]] = {}
         self._lookups: dict[str, Counter[str]] = {}
         self._made = 0
+        self._now: int | None = None
 
     @property
     def errors(self) -> list[str]:
@@ -80,6 +81,13 @@ class World:
         """Delete rows. Raises ValueError when no row matches `where`."""
         for number, _ in self._like(table, where):
             self._take(number)
+
+    def set_time(self, now: int) -> None:
+        """Evaluate all rows at a time, in microseconds since 1970."""
+        self._now = now
+        for number, row in list(self._rows.items()):
+            self._take(number)
+            self._put(number, self._evaluated(_table_of(row), row.columns, row.row_id))
 
     def rows(self) -> Sequence[SourceRow]:
         return [self._rows[number] for number in sorted(self._rows)]
@@ -152,8 +160,8 @@ class World:
             program = bind_table(self.plan, table.source, table.schema, table.name, names)
             assert program is not None  # the plan reads the table
             self._programs[table, names] = program
-        result = program.evaluate(list(columns.values()), row_id)
-        return SourceRow(table.schema, table.name, columns, row_id, result, table.source)
+        result = program.evaluate(list(columns.values()), row_id, self._now)
+        return SourceRow(table.schema, table.name, columns, row_id, result, table.source, self._now)
 
     def _put(self, number: int, row: SourceRow) -> None:
         self._rows[number] = row

@@ -30,8 +30,7 @@ def bound(*wheres: str, options: str = "edition: 3") -> BoundTable:
     """One plan for each condition."""
     plans = [
         compile_config(
-            f"config: {{{options}}}\nstreams:\n  s: {{auto_subscribe: true, query: SELECT id FROM t WHERE {where}}}\n",
-            clock=True,
+            f"config: {{{options}}}\nstreams:\n  s: {{auto_subscribe: true, query: SELECT id FROM t WHERE {where}}}\n"
         ).plan
         for where in wheres
     ]

@@ -19,7 +19,7 @@ HOSTILE = (
     "sqlite_master", "auth.user_id()", "auth.nothing()", "request.user_id()", "bucket.id", "token_parameters.x",
     "subscription.parameters()", "connection.parameter(1)", "foo(bar(baz()))", "ARRAY[1]", "ROW(1)",
     "interval '1 day'", "$1", "?1", ":x", "@x", "U&'x'", "E'\\n'", "x'ff'", "1.5e10", "count(*) OVER ()", "a.b.c.d",
-    "unknown_key: 1\n", "config", "streams", "queries", "edition: 9",
+    "a > now() - interval '1 day'", "current_date", "unknown_key: 1\n", "config", "streams", "queries", "edition: 9",
 )  # fmt: skip
 
 

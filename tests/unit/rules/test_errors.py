@@ -36,7 +36,7 @@ def error_in(query: str) -> RuleError:
     [
         ("SELECT * FROM t WHERE a ILIKE 'x%'", "a ILIKE 'x%'", "`ILIKE` is not supported"),
         ("SELECT * FROM t WHERE a ~ 'x'", "a ~ 'x'", "regular expressions"),
-        ("SELECT * FROM t WHERE a = current_date", "current_date", "same answer whenever"),
+        ("SELECT * FROM t WHERE a = current_date", "current_date", "at times that are not known"),
         ("SELECT * FROM t ORDER BY a", "a", "`ORDER BY` is not supported"),
         ("SELECT * FROM t LIMIT 3", "3", "`LIMIT` is not supported"),
         ("SELECT * FROM t GROUP BY a", "a", "`GROUP BY` is not supported"),

@@ -323,7 +323,7 @@ class _BucketWriter:
     def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: Buckets) -> str:
         """Add a row's ops in these buckets; returns its memberships there."""
         cells = table.intact_cells(row)
-        transform = table.bound.transform
+        transform = table.bound.at(self._flush.now).transform
         puts = () if cells is None else transform.evaluate(cells, row.row_id).puts
         mine = [put for put in puts if transform.keys.bucket(put.bucket) in self._keys]
         return transform.move("", row.subkey, row.row_id, mine, ops, buckets)

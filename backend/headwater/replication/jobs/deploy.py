@@ -116,6 +116,7 @@ class Deploy(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(context.lease),
+            now=context.stream.job_time([plan]),
             batch_bytes=context.source.batch_bytes,
         )
         self.prepared = True

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -119,9 +119,12 @@ class JobContext:
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         return live_context(self.source, self.store, self.connection, plans, stored)
 
-    def flushed(self) -> AbstractContextManager[Flush]:
+    @contextmanager
+    def flushed(self) -> Iterator[Flush]:
         """A flush beside those of the stream; see `changes.flushed`."""
-        return flushed(self.store, self.lease, self.name, self.stream.position)
+        with flushed(self.store, self.lease, self.name, self.stream.position) as flush:
+            self.stream.time.begin(flush)
+            yield flush
 
     @contextmanager
     def staging(self) -> Iterator[None]:

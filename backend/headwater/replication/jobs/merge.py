@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from typing import Final
 
+from headwater.bulk.bound_table import Times, stands
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
 from headwater.oplog.change import UNCHANGED, Cells, FullCells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
-from headwater.oplog.transform import decode_memberships
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
 from headwater.replication.stream.flush_builder import FlushBuilder
@@ -177,9 +177,11 @@ class Merge:
         problems: dict[str, dict[str, object] | None] = {
             row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
         }
-        for row in self._context.stream.stored_rows(table, list(states)):
+        stream = self._context.stream
+        times = stream.times(table, states.keys())
+        for row in stream.stored_rows(table, list(states)):
             cells = states[row.row_id]
-            problems[row.row_id] = {"problem": "not in the source"} if cells is None else _problem(table, row, cells)
+            problems[row.row_id] = _problem(table, row, cells, times)
         return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
 
 
@@ -210,13 +212,14 @@ def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]
     )
 
 
-def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
-    """What is wrong with a stored row that the source has too. None when nothing is."""
+def _problem(table: LiveTable, row: CurrentRow, cells: FullCells | None, times: Times) -> dict[str, object] | None:
+    """What is wrong with a stored row, given that of the source. None when nothing is."""
+    if cells is None:
+        return {"problem": "not in the source"}
     found = difference(table, row, cells)
     if found is not None or is_stub(row.line):
         return found
-    stands = table.bound.memberships(cells, row.row_id) == set(decode_memberships(row.members, row.row_id))
-    return None if stands else {"problem": "not in the buckets that the rules give it"}
+    return None if stands(table.bound, cells, row, times) else {"problem": "not in the buckets that the rules give it"}
 
 
 def difference(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:

@@ -235,6 +235,7 @@ class Refresh(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory="",
+            now=context.stream.job_time(self._plans if stored.has(Cause.REDEFINED) else ()),
         )
 
     def _compare(self, stored: StoredTable, job: CompareJob, ranges: Sequence[tuple[int, int]]) -> _Compared:

@@ -72,6 +72,7 @@ class Rekey(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(context.lease),
+            now=context.stream.job_time(self._plans),
             batch_bytes=context.source.batch_bytes,
         )
         return (yield from Background(partial(context.bulk.rekey, job, self._report, self._closed), self.kind).steps())

@@ -209,6 +209,7 @@ class Resync(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(context.lease),
+            now=context.stream.job_time(request.plans if request.verify else ()),
         )
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:

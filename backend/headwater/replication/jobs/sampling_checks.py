@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from headwater.bulk.bound_table import Times
 from headwater.decode.copytext import split_line
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
@@ -156,12 +157,14 @@ class Sums:
 
 
 def wrong_rows(
-    live: LiveTable, plans: Sequence[SyncPlan], reader: VerifyReader, batch: Sequence[PlacedRow]
+    live: LiveTable, plans: Sequence[SyncPlan], reader: VerifyReader, batch: Sequence[PlacedRow], now: int
 ) -> tuple[list[str], list[str]]:
     """Of a table's rows, the ids of those that are not in the buckets that the rules give them, and of those with other
-    lookups."""
+    lookups. `now` is the time at which rows were evaluated last, where rules read the clock."""
     bound, names = live.bound, frozenset(lookup.name for plan in plans for lookup in plan.lookups)
-    stored = reader.lookups(live.id, [row.row_id for _, row in batch]) if bound.has_lookups else {}
+    ids = [row.row_id for _, row in batch]
+    times = Times(now, reader.flips(live.id, ids)) if bound.has_clock else Times()
+    stored = reader.lookups(live.id, ids) if bound.has_lookups else {}
     misplaced: list[str] = []
     astray: list[str] = []
     for _, row in batch:
@@ -172,8 +175,10 @@ def wrong_rows(
         except DecodeError:
             misplaced.append(row.row_id)
             continue
-        right = expected_memberships(puts, bound.transform.keys) == set(decode_memberships(row.members, row.row_id))
-        if not right and not live.in_right_buckets(row):
+        right = not bound.has_clock and (
+            expected_memberships(puts, bound.transform.keys) == set(decode_memberships(row.members, row.row_id))
+        )
+        if not right and not live.in_right_buckets(row, times):
             misplaced.append(row.row_id)
         known = {entry for entry in stored.get(row.row_id, ()) if entry.key.partition("[")[0] in names}
         if bound.has_lookups and known != set(entries):

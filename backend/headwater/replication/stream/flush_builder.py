@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
+from headwater.bulk.bound_table import Times
 from headwater.oplog.change import Begin, Cell, Commit, FullCells, RowChange, Truncate
-from headwater.oplog.limits import stored_line
+from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.row_id import IdentityKind
@@ -25,6 +26,7 @@ from headwater.replication.errors import SchemaChangedError
 from headwater.replication.meters import Figures
 from headwater.replication.stream.change_log import Recording
 from headwater.replication.stream.commit_watch import CommitWatch
+from headwater.replication.stream.flush_time import LOOK_AGAIN, NEVER, FlushTime
 from headwater.replication.stream.fold import Fold, IncompleteRows, completed
 from headwater.replication.stream.registry import TableRegistry, same_name
 from headwater.replication.tables.changes import NameBook, empty
@@ -38,6 +40,7 @@ from headwater.storage.contract.store import Lease, ReplicationProgress, StoredT
 from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
+from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ FLUSH_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 READING_SECONDS = 1.0
 _FIRST_READ, _MOST_READ = 4, 1_000
+_DUE_AT_ONCE = 2_000  # evaluated by one flush, while commits wait
 
 
 class FlushBuilder:
@@ -63,9 +67,9 @@ class FlushBuilder:
         position: Lsn,
         fetcher: RowFetcher,
         figures: Figures,
-        most_changes: int = FLUSH_CHANGES,
+        clock: Callable[[], int],
     ) -> None:
-        self._most_changes = most_changes  # a flush with as many ends with its transaction
+        self.most_changes = FLUSH_CHANGES  # a flush with as many ends with its transaction
         self._store = store
         self._lease = lease
         self.tables = TableRegistry(context, stored, NameBook(store, context.source).read())
@@ -79,6 +83,8 @@ class FlushBuilder:
         self._pending_bytes = 0  # of the messages that they came in, about
         self._reads = SourceReads(fetcher, context.batch_bytes)
         self._flush: Flush | None = None
+        self.time = FlushTime(clock, store, context.source)
+        self.time.renew(self.tables)
 
     @property
     def source(self) -> str:
@@ -101,6 +107,7 @@ class FlushBuilder:
         if self._flush is None:
             self._flush = self._store.begin(self._lease)
             self.progress.opened_at = time.monotonic()
+            self.time.begin(self._flush)
         return self._flush
 
     # changes
@@ -122,7 +129,7 @@ class FlushBuilder:
         if self.is_empty:
             return
         self.open()
-        if progress.changes + len(self.pending) >= self._most_changes:
+        if progress.changes + len(self.pending) >= self.most_changes:
             self.commit()
 
     def pass_message(self, lsn: Lsn) -> None:
@@ -355,6 +362,22 @@ class FlushBuilder:
         with self._reading() as flush:
             yield from flush.load_all(table.id, row_ids, self.batch_bytes)
 
+    def times(self, table: LiveTable, row_ids: Collection[str]) -> Times:
+        """What these rows of a table are judged by."""
+        if not table.bound.has_clock:
+            return Times()
+        with self._reading() as flush:
+            return Times(self.time.now, flush.flips(table.id, row_ids))
+
+    def job_time(self, plans: Iterable[SyncPlan]) -> int:
+        """The time at which work beside the stream evaluates rows by these plans; 0 when they don't read the clock."""
+        if not any(plan.reads_clock for plan in plans):
+            return 0
+        now = self.time.move(self._lease)
+        if self._flush is not None:
+            self.time.begin(self._flush)
+        return now
+
     def copies(self, table: LiveTable, contents: Mapping[str, str]) -> dict[str, list[str]]:
         """Row ids by content, of a table without key. `contents` has the COPY text of each content."""
         with self._reading() as flush:
@@ -388,6 +411,42 @@ class FlushBuilder:
         self.commit()
         return ops
 
+    # rows whose time has come
+
+    def evaluate_due(self) -> None:
+        """Evaluate rows again whose buckets depend on the time and may be others now, and commit. Between flushes; does
+        nothing most of the time. Of very many rows, the next call does more."""
+        if left_over := self.time.left_over():
+            flush = self.open()
+            for table_id in left_over:
+                flush.put_flips(table_id, dict.fromkeys(flush.due(table_id, NEVER, _DUE_AT_ONCE)))
+            self.commit()
+            return
+        tables = self.tables.with_clock()
+        if not self.time.is_due(tables):
+            return
+        flush, left = self.open(), _DUE_AT_ONCE
+        for table in tables:
+            if left > 0 and (due := flush.due(table.id, flush.now, left)):
+                self._evaluate_again(flush, table, due)
+                left -= len(due)
+        if left <= 0:
+            self.time.more_due()
+        self.commit()
+
+    def _evaluate_again(self, flush: Flush, table: LiveTable, due: Sequence[str]) -> None:
+        lacking = self.incomplete.of(table.id)
+        # Rows that are gone or can't be read have no time; those that lack values are evaluated when they have them
+        flush.put_flips(table.id, {each: flush.now + LOOK_AGAIN if each in lacking else None for each in due})
+        states: dict[str, FullCells | None] = {}
+        for row in flush.load_all(table.id, [row_id for row_id in due if row_id not in lacking], self.batch_bytes):
+            cells = None if is_stub(row.line) else table.intact_cells(row)
+            if cells is not None:
+                states[row.row_id] = cells
+        fold = self.fold()
+        fold.write(table, states, reevaluate=True)
+        self.log_errors(fold)
+
     # tables
 
     def _check_names(self) -> None:
@@ -418,6 +477,7 @@ class FlushBuilder:
         """Follow other plans or tables from here on."""
         before = self.tables.layouts()
         self.tables.renew(context, stored)
+        self.time.renew(self.tables)
         now = self.tables.layouts()
         for table in [table for table in self.incomplete.tables() if now.get(table) != before.get(table)]:
             self.incomplete.clear(table)  # gone, or compared again in its present form

@@ -423,13 +423,15 @@ class RowWriter:
         self._incomplete = incomplete
         self._written = written
         self._batch_bytes = batch_bytes
+        self._flips: dict[str, int | None] = {}  # of rows of a table whose rules read the clock
         self.evaluation_errors: list[str] = []
         self.oversized: list[str] = []  # rows and ops that are too large, in words
 
     def write(self, table: LiveTable, rows: Mapping[str, RowState], *, reevaluate: bool = False) -> int:
         """Write rows by their ids; without `reevaluate`, only those that changed. Returns the number of ops."""
         put, gone, ops, buckets = list[CurrentRow](), list[str](), list[DraftOp](), Buckets()
-        transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
+        bound = table.bound.at(self._flush.now) if table.bound.has_clock else table.bound
+        transform, layout, has_lookups, has_clock = bound.transform, table.layout, bound.has_lookups, bound.has_clock
         write, written, byte_budget = transform.write, 0, self._batch_bytes
         for row_id, row in rows.items():
             before, cells = row.before, row.cells
@@ -449,17 +451,19 @@ class RowWriter:
                 continue
             previous, origin = ("", None) if before is None else (before.members, before.subkey)
             if isinstance(cells, tuple):
-                members, lookups, errors, _ = write(previous, origin, row_id, cells, ops, buckets)
+                members, lookups, errors, flip = write(previous, origin, row_id, cells, ops, buckets)
             else:
                 members, lookups, errors = transform.move(previous, origin, row_id, (), ops, buckets), (), ()
+                flip = None
                 self._report_oversized(table, row_id, line, before)
             put.append(new_row(CurrentRow, (row_id, layout, line, members, origin)))
+            if has_clock:
+                self._flips[row_id] = flip
             if OVERSIZED in members:
                 self.oversized += oversized_ops_of(table.name, row_id, members)
             if has_lookups:
                 self._flush.replace_lookups(table.id, row_id, lookups)
-            if errors:
-                self.evaluation_errors += errors
+            self.evaluation_errors += errors
             byte_budget -= len(line)
             if byte_budget <= 0:
                 written += self._flush_batch(table, put, gone, ops, buckets)
@@ -476,6 +480,8 @@ class RowWriter:
         table.bound.transform.move(row.members, row.subkey, row.row_id, (), ops, buckets)
         if table.bound.has_lookups:
             self._flush.replace_lookups(table.id, row.row_id, ())
+        if table.bound.has_clock:
+            self._flips[row.row_id] = None
 
     def _flush_batch(
         self, table: LiveTable, put: list[CurrentRow], gone: list[str], ops: list[DraftOp], buckets: Buckets
@@ -487,8 +493,10 @@ class RowWriter:
         self._flush.delete_rows(table.id, gone)
         self._flush.put_rows(table.id, put)
         self._flush.append(ops, buckets)
+        if self._flips:
+            self._flush.put_flips(table.id, self._flips)
         count = len(ops)
-        for collected in (put, gone, ops, buckets):
+        for collected in (put, gone, ops, buckets, self._flips):
             collected.clear()
         return count
 

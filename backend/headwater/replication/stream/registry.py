@@ -64,6 +64,13 @@ class TableRegistry:
         self.roots = {table.relation.oid for table in stored if is_root(table)}
         for table in self.tables.values():
             self._fit(table)
+        # Rows that are being copied to other ids come due there
+        rekeyed = {table.relation.oid for table in stored if table.has(Cause.REKEYED)}
+        self._with_clock = [o for o, table in self.tables.items() if table.bound.has_clock and o not in rekeyed]
+
+    def with_clock(self) -> list[LiveTable]:
+        """The tables whose rows are evaluated again when their time has come."""
+        return [self.tables[oid] for oid in self._with_clock]
 
     def layouts(self) -> dict[int, tuple[Relation, ...]]:
         """The layouts of each table, by id."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, in_right_buckets
+from headwater.bulk.bound_table import BoundTable, Times, bind_layouts, current_cells, in_right_buckets
 from headwater.decode.types import TypeCatalog
 from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, FullCells, Insert, Relation, RowChange, Update
@@ -117,9 +117,9 @@ class LiveTable:
     def layout(self) -> int:
         return len(self.layouts) - 1
 
-    def in_right_buckets(self, row: CurrentRow) -> bool:
+    def in_right_buckets(self, row: CurrentRow, times: Times) -> bool:
         """Whether the row is in the buckets that the rules give it. Raises DecodeError."""
-        return in_right_buckets(self.layouts, (*self.earlier, self.bound), row)
+        return in_right_buckets(self.layouts, (*self.earlier, self.bound), row, times)
 
     def cells(self, row: CurrentRow) -> FullCells:
         """The cells of a stored row in the order of `relation`. Raises DecodeError."""

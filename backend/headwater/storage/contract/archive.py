@@ -26,6 +26,8 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
         "table_id": int, "place": int, "row_id": str, "layout": int, "line": str, "members": str, "subkey": str,
     },
     "lookups": {"key": str, "table_id": int, "row_id": str, "output": str},
+    "flips": {"table_id": int, "row_id": str, "at": int},
+    "ticks": {"source": str, "at": int},
     "buckets": {
         "id": int, "name": str, "definition": str, "checksum": int, "count": int, "clear_op": int, "last_op": int,
         "compacted_op": int, "compacted_count": int, "live_rows": int,

@@ -30,6 +30,8 @@ class PostgresLoad(Load):
         match table:
             case "lookups":
                 rows = [(key, owner, stored_id(str(row_id))[0], output) for key, owner, row_id, output in rows]
+            case "flips":
+                rows = [(owner, stored_id(str(row_id))[0], at) for owner, row_id, at in rows]
             case "write_checkpoints":
                 columns, rows = ("digest", *columns), [(key_digest(str(row[0])), *row) for row in rows]
             case _:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from headwater.errors import HeadwaterError
@@ -22,11 +22,12 @@ from headwater.storage.sql.parts import PageSize, PartWriter, Segment
 from headwater_rules.results import LookupEntry
 
 _TABLES = """
-drop table if exists {rows}, {lookups}, {buckets}, {segments};
+drop table if exists {rows}, {lookups}, {buckets}, {segments}, {flips};
 delete from staged_parts where path = '{path}';
 create unlogged table {rows} (page integer, row_id text collate "C", layout integer, line text, members text,
     subkey text, long_id text);
 create unlogged table {lookups} (page integer, key text, row_id text collate "C", output text);
+create unlogged table {flips} (page integer, row_id text collate "C", at bigint);
 create unlogged table {buckets} (id bigint, name text, definition text);
 create unlogged table {segments} (id bigint generated always as identity, page integer, bucket bigint, size bigint,
     checksum bigint, bodies bytea);
@@ -46,11 +47,13 @@ class StageTables:
 
     def __init__(self, address: PostgresAddress, path: str) -> None:
         self._path = path
-        self._rows, self._lookups, self._buckets, self._segments = rows, lookups, buckets, segments = part_tables(path)
+        rows, lookups, buckets, segments, flips = part_tables(path)
+        self._rows, self._lookups, self._buckets, self._segments, self._flips = rows, lookups, buckets, segments, flips
         self._finished = False
         self._db = PostgresCursor(connect(address, "bulk work"), address)
         try:
-            self._db.script(_TABLES.format(rows=rows, lookups=lookups, buckets=buckets, segments=segments, path=path))
+            names = {"rows": rows, "lookups": lookups, "buckets": buckets, "segments": segments, "flips": flips}
+            self._db.script(_TABLES.format(**names, path=path))
         except BaseException:
             self._db.close()
             raise
@@ -69,6 +72,10 @@ class StageTables:
         ]
         self._copy(self._lookups, "page, key, row_id, output", lines)
 
+    def put_flips(self, page: int, flips: Mapping[str, int]) -> None:
+        lines = [f"{page}\t{escaped(stored_id(row_id)[0])}\t{at}" for row_id, at in flips.items()]
+        self._copy(self._flips, "page, row_id, at", lines)
+
     def put_buckets(self, buckets: Sequence[Bucket]) -> None:
         lines = [f"{key}\t{escaped(name)}\t{escaped(definition)}" for key, name, definition in buckets]
         self._copy(self._buckets, "id, name, definition", lines)
@@ -85,7 +92,7 @@ class StageTables:
 
     def finish(self, sizes: Sequence[PageSize], *, paged: bool) -> None:
         if paged:
-            for table in (self._rows, self._lookups, self._segments):
+            for table in (self._rows, self._lookups, self._segments, self._flips):
                 self._db.script(f"create index on {table} (page)")
         pages = [(self._path, page, *size) for page, size in enumerate(sizes)]
         self._db.execute_many("insert into staged_parts (path, page, rows, ops) values (?, ?, ?, ?)", pages)
@@ -119,7 +126,7 @@ def discard(db: Cursor, lease: Lease) -> None:
 
 
 _PARTS = r"""
-select distinct substring(tablename from '^(stage_\d+_\d+_\w*)_(rows|lookups|buckets|segments)$')
+select distinct substring(tablename from '^(stage_\d+_\d+_\w*)_(rows|lookups|buckets|segments|flips)$')
 from pg_tables where schemaname = current_schema() and tablename ~ '^stage_[0-9]'
 union select path from staged_parts
 """

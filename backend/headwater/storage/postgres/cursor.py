@@ -20,7 +20,7 @@ from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
-from headwater.storage.sql.bulk import take_lookups, take_rows
+from headwater.storage.sql.bulk import take_flips, take_lookups, take_rows
 from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value, named
 
 _LONGEST_ID = 500  # characters; an index entry has to stay below 2,700 bytes
@@ -224,7 +224,7 @@ def _hot_pieces(db: Cursor, bucket: int, first: int, upto: int) -> list[Piece]:
 
 # parts of bulk jobs
 
-KINDS = ("rows", "lookups", "buckets", "segments")
+KINDS = ("rows", "lookups", "buckets", "segments", "flips")
 
 
 def part_tables(path: str) -> list[str]:
@@ -270,6 +270,7 @@ def _stage_part(db: Cursor, lease: Lease, opened: OpenPart) -> None:
         db.script(POSTGRES.plan_bulk)
         rows = take_rows(db, opened, "true")
         take_lookups(db, opened, "true")
+        take_flips(db, opened, "true")
         db.execute(_STAGE_BUCKETS.format(table=table, part=opened.buckets))
         ((ops,),) = db.rows(_STAGE_SEGMENTS.format(table=table, part=opened.segments))
         opened.check(0, rows, int(ops))

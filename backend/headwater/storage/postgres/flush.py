@@ -260,6 +260,7 @@ class PostgresFlush(Flush):
     @explaining
     def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         failpoint("flush.before_totals")
+        self._write_flips()
         self._write_lookups()
         self._write_ops()
         self._write_marks()

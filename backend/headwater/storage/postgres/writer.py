@@ -128,7 +128,7 @@ def note_session(connection: psycopg.Connection, lease: Lease) -> None:
     )
 
 
-_SWEPT_LOOKUPS = 20_000
+_SWEPT = 20_000
 
 _log = logging.getLogger(__name__)
 
@@ -169,12 +169,16 @@ class Sweeper:
 
 
 def sweep(connection: psycopg.Connection, stop: threading.Event) -> None:
-    """Delete dropped generations with their rows and lookups, in short transactions, until `stop` is set. One that is
-    still being read is left for the next run."""
-    some = "delete from lookups where ctid = any(array(select ctid from lookups where table_id = %s limit %s))"
+    """Delete dropped generations with their rows, lookups and flips, in short transactions, until `stop` is set. One
+    that is still being read is left for the next run."""
+    some = [
+        f"delete from {each} where ctid = any(array(select ctid from {each} where table_id = %s limit %s))".encode()
+        for each in ("lookups", "flips")
+    ]
     for (table,) in connection.execute("select id from tables where state = 'dropped'").fetchall():
-        while not stop.is_set() and connection.execute(some, [table, _SWEPT_LOOKUPS]).rowcount:
-            pass
+        for statement in some:
+            while not stop.is_set() and connection.execute(statement, [table, _SWEPT]).rowcount:
+                pass
         if stop.is_set():
             return
         with contextlib.suppress(errors.LockNotAvailable), connection.transaction():

@@ -28,6 +28,10 @@ _OF_TABLES = {
         "select l.key, l.table_id, coalesce({row_id}, l.row_id), l.output"
         " from lookups l left join rows_{table} r on r.row_id = l.row_id where l.table_id = {table}"
     ),
+    "flips": (
+        "select f.table_id, coalesce({row_id}, f.row_id), f.at"
+        " from flips f left join rows_{table} r on r.row_id = f.row_id where f.table_id = {table}"
+    ),
 }
 _USED = ("versions", "sources", "tables", "buckets", "leases")
 
@@ -49,7 +53,8 @@ def _count_rows(db: Cursor, tables: Sequence[int]) -> dict[str, int]:
     sources = {dataset: [dataset] for dataset in DATASETS}
     sources["tables"] = [_ACTIVE]
     sources["rows"] = [f"rows_{table:d}" for table in tables]
-    sources["lookups"] = [f"lookups where table_id = {table:d}" for table in tables]
+    for each in ("lookups", "flips"):
+        sources[each] = [f"{each} where table_id = {table:d}" for table in tables]
     return {
         dataset: sum(db.rows(f"select count(*) from {each}")[0][0] for each in parts)
         for dataset, parts in sources.items()

@@ -42,6 +42,7 @@ def stage_page(db: Cursor, lease: Lease, part: StagedPart, page: int) -> bool:
             with db.transaction(lease):
                 opened.check(page, take_rows(db, opened, f"p.page = {page:d}"), 0)
                 take_lookups(db, opened, f"p.page = {page:d}")
+                take_flips(db, opened, f"p.page = {page:d}")
         except DuplicateRowError:
             return False
     failpoint("stage.after_page")
@@ -58,6 +59,17 @@ def take_lookups(db: Cursor, part: OpenPart, condition: str, *values: Sequence[s
     """Take over lookups `p` of a part."""
     take = db.dialect.take_lookups.format(table=part.part.table, part=part.lookups, condition=condition)
     db.execute(take, *values)
+
+
+_TAKE_FLIPS = """
+insert into flips (table_id, row_id, at) select {table}, p.row_id, p.at from {part} p where {condition}
+on conflict (table_id, row_id) do update set at = excluded.at where excluded.at < flips.at
+"""
+
+
+def take_flips(db: Cursor, part: OpenPart, condition: str, *values: Sequence[str]) -> None:
+    """Take over flips `p` of a part. Of two for one row the earlier counts: each is of other bucket definitions."""
+    db.execute(_TAKE_FLIPS.format(table=part.part.table, part=part.flips, condition=condition), *values)
 
 
 def index_rows(db: Cursor, lease: Lease, staged: Sequence[StagedTable]) -> bool:
@@ -168,6 +180,7 @@ def take_page(db: Cursor, lease: Lease, part: StagedPart, page: int, skip: Itera
             add = _ADD_MEMBERS.format(current=opened.current, rows=opened.rows, among=among)
             db.execute(add, page, skipped)
             take_lookups(db, opened, _NEW_LOOKUPS.format(page=page, among=among, table=part.table), skipped)
+            take_flips(db, opened, f"p.page = {page:d} and not p.row_id {among}", skipped)
             _append(db, lease, opened, page, next_op, left_out)
             db.notify()
             failpoint("page.before_commit")

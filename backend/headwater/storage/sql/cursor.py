@@ -113,6 +113,7 @@ class OpenPart:
     lookups: str
     buckets: str
     segments: str
+    flips: str
 
     @property
     def current(self) -> str:

@@ -80,6 +80,9 @@ class Kept:
     lookups: dict[LookupPlace, frozenset[LookupEntry]] = field(default_factory=dict)
     marked: list[tuple[int, ResyncReason]] = field(default_factory=list)
     """Tables that have to be compared."""
+    flips: dict[int, dict[str, int | None]] = field(default_factory=dict)
+    """By table and row id."""
+    tick: tuple[str, int] | None = None
     bytes: int = 0
 
 
@@ -109,6 +112,8 @@ class Flush(ABC):
         self._kept = Kept()
         self._touched: set[str] = set()  # keys of lookups
         self._turns: Turns | None = None
+        self.now = 0
+        """The time that rules see, in microseconds since 1970; 0 where none reads it."""
 
     def errors(self) -> AbstractContextManager[None]:
         """Turns the driver's errors into ours."""
@@ -163,6 +168,41 @@ class Flush(ABC):
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
 
+    @explaining
+    def put_flips(self, table: int, flips: Mapping[str, int | None]) -> None:
+        """Set when rows, by id, have to be evaluated again: in microseconds since 1970, None for not at all."""
+        self._kept.flips.setdefault(table, {}).update(flips)
+        self._keep(len(flips), sum(map(len, flips)))
+
+    @explaining
+    def due(self, table: int, now: int, most: int) -> list[str]:
+        """The ids of up to `most` rows that have to be evaluated again by `now`, the earliest first, and last those
+        that this transaction made due. Rows that are gone may be among them."""
+        kept = self._kept.flips.get(table, {})
+        stored = tables.due(self._cursor, table, now, most + len(kept))
+        made = [row_id for row_id, at in kept.items() if at is not None and at <= now]
+        return [*(row_id for row_id in stored if row_id not in kept), *made][:most]
+
+    @explaining
+    def flips(self, table: int, row_ids: Collection[str]) -> dict[str, int]:
+        """When those of the rows have to be evaluated again that have to be, by id."""
+        kept = self._kept.flips.get(table, {})
+        found = tables.flips(self._cursor, table, [row_id for row_id in row_ids if row_id not in kept])
+        return found | {row_id: at for row_id in row_ids if (at := kept.get(row_id)) is not None}
+
+    def set_tick(self, source: str, now: int) -> None:
+        """Evaluate rows of the source at `now`. The store keeps the latest time of all transactions."""
+        self.now = now
+        self._kept.tick = (source, now)
+
+    def _write_flips(self) -> None:
+        kept = self._kept
+        flips, tick, kept.flips, kept.tick = kept.flips, kept.tick, {}, None
+        for table, those in flips.items():
+            tables.put_flips(self._cursor, table, those)
+        if tick is not None:
+            tables.set_tick(self._cursor, *tick)
+
     # lookups
 
     @explaining
@@ -215,6 +255,7 @@ class Flush(ABC):
 
     def _send(self) -> None:
         """Write what is kept back. Under the lock."""
+        self._write_flips()
         self._write_lookups()
         self._write_ops()
         self._write_rows()  # on Postgres, also sends ops

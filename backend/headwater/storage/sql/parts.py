@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from headwater.oplog.keys import in_memory
@@ -13,6 +14,7 @@ from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.shared.segments import SegmentPacker
 from headwater_rules.results import LookupEntry
 
+_NO_FLIPS: Mapping[str, int] = MappingProxyType({})
 _SEGMENTS_BYTES = 8 << 20  # before they are stored together
 
 Segment = tuple[int, int, int, bytes]
@@ -34,6 +36,8 @@ class PartStorage(Protocol):
     def put_rows(self, page: int, rows: Sequence[CurrentRow]) -> None: ...
 
     def put_lookups(self, page: int, lookups: Sequence[tuple[str, LookupEntry]]) -> None: ...
+
+    def put_flips(self, page: int, flips: Mapping[str, int]) -> None: ...
 
     def put_buckets(self, buckets: Sequence[Bucket]) -> None: ...
 
@@ -72,8 +76,10 @@ class PartWriter:
         lookups: Sequence[tuple[str, LookupEntry]],
         ops: Sequence[DraftOp],
         buckets: Mapping[str, Bucket],
+        flips: Mapping[str, int] = _NO_FLIPS,
     ) -> None:
-        """Add a batch. `lookups` pairs row ids with entries; `buckets` has every bucket of the ops, by name. In a part
+        """Add a batch. `lookups` pairs row ids with entries; `buckets` has every bucket of the ops, by name; `flips`
+        says when rows, by id, have to be evaluated again, in microseconds since 1970. In a part
         of additions, a row's `members` are only the ones to add and its `line` is empty."""
         page = len(self._ended)
         with self._storage.errors():
@@ -81,6 +87,8 @@ class PartWriter:
                 self._storage.put_rows(page, rows)
             if lookups:
                 self._storage.put_lookups(page, lookups)
+            if flips:
+                self._storage.put_flips(page, flips)
             if new := _unseen(buckets, self._named):
                 self._storage.put_buckets(new)
             self._packer.add(ops)

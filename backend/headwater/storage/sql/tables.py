@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 
@@ -149,6 +149,61 @@ def checkpoint(db: Cursor) -> Checkpoint:
 def as_checkpoint(rows: Sequence[Row]) -> Checkpoint:
     """The rows of CHECKPOINT as a checkpoint."""
     return Checkpoint(OpId(rows[0][0]), {tag: Lsn(lsn) for _, tag, lsn in rows if tag is not None})
+
+
+# when rows have to be evaluated again whose buckets depend on the time, in microseconds since 1970 UTC
+
+_PUT_FLIP = """
+insert into flips (table_id, row_id, at) values (?, ?, ?)
+on conflict (table_id, row_id) do update set at = excluded.at
+"""
+_DUE_FLIPS = """
+select coalesce({row_id}, f.row_id) from flips f left join rows_{table:d} r on r.row_id = f.row_id
+where f.table_id = ? and f.at <= ? order by f.at, f.row_id limit ?
+"""
+_SET_TICK = """
+insert into ticks (source, at) values (?, ?)
+on conflict (source) do update set at = excluded.at where ticks.at < excluded.at
+"""
+
+
+def put_flips(db: Cursor, table: int, flips: Mapping[str, int | None]) -> None:
+    """Within a write transaction: set when rows, by id, have to be evaluated again; None: not at all."""
+    stored = {db.dialect.stored_row_id(row_id): at for row_id, at in flips.items()}
+    db.execute_many(_PUT_FLIP, [(table, row_id, at) for row_id, at in stored.items() if at is not None])
+    gone = [row_id for row_id, at in stored.items() if at is None]
+    if gone:
+        db.execute(f"delete from flips where table_id = ? and row_id {db.dialect.among}", table, gone)
+
+
+def due(db: Cursor, table: int, now: int, most: int) -> list[str]:
+    """The ids of rows that have to be evaluated again by `now`, the earliest first. Some may be gone."""
+    query = _DUE_FLIPS.format(table=table, row_id=db.dialect.whole_row_id.format("r"))
+    return [row_id for (row_id,) in db.rows(query, table, now, most)]
+
+
+def next_flip(db: Cursor, tables: Iterable[int]) -> int | None:
+    """When the next row of these tables is due."""
+    found = [db.rows("select min(at) from flips where table_id = ?", table)[0][0] for table in tables]
+    return min((at for at in found if at is not None), default=None)
+
+
+def flips(db: Cursor, table: int, row_ids: Iterable[str]) -> dict[str, int]:
+    """When those of the rows have to be evaluated again that have to be, by id."""
+    by_stored = {db.dialect.stored_row_id(row_id): row_id for row_id in row_ids}
+    query = f"select row_id, at from flips where table_id = ? and row_id {db.dialect.among}"
+    return {by_stored[row_id]: at for row_id, at in db.rows(query, table, list(by_stored))}
+
+
+def tick(db: Cursor, source: str) -> int:
+    """The time at which rows of a source were evaluated last; 0 before."""
+    found = db.one("select at from ticks where source = ?", source)
+    return 0 if found is None else int(found[0])
+
+
+def set_tick(db: Cursor, source: str, now: int) -> None:
+    """Within a write transaction: move the time of a source on. An earlier one changes nothing."""
+    db.execute(_SET_TICK, source, now)
 
 
 # what bulk jobs did to them

@@ -25,7 +25,7 @@ from headwater.oplog.transform import decode_memberships
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.shared.segments import numbered, op_id_of
-from headwater.storage.sql import bucket_keys
+from headwater.storage.sql import bucket_keys, tables
 from headwater.storage.sql.control import holders, secret
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
@@ -207,6 +207,10 @@ class VerifyReader:
         for row_id, key, output in self._db.rows(query, table, list(by_stored)):
             found.setdefault(by_stored[row_id], set()).add(LookupEntry(_text(key), _text(output)))
         return found
+
+    def flips(self, table: int, row_ids: Sequence[str]) -> dict[str, int]:
+        """When those of the rows have to be evaluated again that have to be, by id."""
+        return tables.flips(self._db, table, row_ids)
 
     def lone_lookups(self, table: int) -> list[str]:
         """Row ids that have lookups but no current row."""

@@ -157,6 +157,22 @@ class StoreWriter(ABC):
     def discard_staged(self, lease: Lease) -> None:
         """Delete what an unfinished bulk job of the lease's source left."""
 
+    def tick(self, source: str) -> int:
+        """The time at which rows of the source were evaluated last, in microseconds since 1970; 0 before."""
+        with self._work() as db:
+            return generations.tick(db, source)
+
+    def move_tick(self, lease: Lease, source: str, now: int) -> int:
+        """Let rows of the source be evaluated at `now`, or at the stored time if that is later. Returns which."""
+        with self._work() as db, db.transaction(lease):
+            generations.set_tick(db, source, now)
+            return generations.tick(db, source)
+
+    def next_flip(self, tables: Iterable[int]) -> int | None:
+        """When the next row of these tables has to be evaluated again; None: not at all."""
+        with self._work() as db:
+            return generations.next_flip(db, tables)
+
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
         with self._work() as db:

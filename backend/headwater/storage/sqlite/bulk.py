@@ -3,7 +3,7 @@ durability and no index: the file of a failed attempt is never used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ pragma synchronous = off;
 pragma locking_mode = exclusive;
 create table rows (id integer primary key, page, row_id, layout, line, members, subkey);
 create table lookups (page, key, row_id, output);
+create table flips (page, row_id, at);
 create table buckets (id, name, definition, primary key (id, name)) without rowid;
 create table segments (id integer primary key, page, bucket, size, checksum, bodies);
 """
@@ -58,6 +59,9 @@ class StageFile:
         rows = [(entry.key, row_id, entry.output) for row_id, entry in lookups]
         self._db.executemany(f"insert into lookups values ({page:d}, ?, ?, ?)", rows)
 
+    def put_flips(self, page: int, flips: Mapping[str, int]) -> None:
+        self._db.executemany(f"insert into flips values ({page:d}, ?, ?)", flips.items())
+
     def put_buckets(self, buckets: Sequence[Bucket]) -> None:
         self._db.executemany("insert into buckets values (?, ?, ?)", buckets)
 
@@ -69,6 +73,7 @@ class StageFile:
         if paged:
             self._db.execute("create index rows_page on rows (page)")
             self._db.execute("create index lookups_page on lookups (page)")
+            self._db.execute("create index flips_page on flips (page)")
         self._db.execute("commit")
         self._db.close()
         self._unfinished.rename(self._path)

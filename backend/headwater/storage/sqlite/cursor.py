@@ -17,7 +17,7 @@ from headwater.storage.contract.store import Lease, StoreError, part_lost
 from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
-from headwater.storage.sql.bulk import take_lookups, take_rows
+from headwater.storage.sql.bulk import take_flips, take_lookups, take_rows
 from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value
 from headwater.storage.sqlite.connection import immediate, open_writer, reading, sorting, sqlite_errors
 
@@ -225,7 +225,7 @@ def _open_part(db: Cursor, part: StagedPart) -> Iterator[OpenPart]:
     try:
         db.execute("attach database ? as part", part.path)
         try:
-            yield OpenPart(part, None, "part.rows", "part.lookups", "part.buckets", "part.segments")
+            yield OpenPart(part, None, "part.rows", "part.lookups", "part.buckets", "part.segments", "part.flips")
         finally:
             db.execute("detach database part")
     except StoreError as error:
@@ -240,7 +240,7 @@ def _is_whole(part: str) -> bool:
     try:
         with closing(apsw.Connection(part, flags=apsw.SQLITE_OPEN_READONLY)) as db:
             tables = db.execute("select count(*) from sqlite_master where type = 'table'").fetchall()
-            return tables == [(4,)] and db.execute("pragma quick_check(1)").fetchall() == [("ok",)]
+            return tables == [(5,)] and db.execute("pragma quick_check(1)").fetchall() == [("ok",)]
     except apsw.Error:
         return False
 
@@ -263,6 +263,7 @@ def _stage_part(db: Cursor, lease: Lease, opened: OpenPart) -> None:
             take_rows(db, opened, f"p.id >= {first:d} and p.id < {first + _ROWS_A_TRANSACTION:d}")
     with db.transaction(lease):
         take_lookups(db, opened, "true")
+        take_flips(db, opened, "true")
         table = opened.part.table
         db.execute("insert or ignore into staged_buckets select ?, id, name, definition from part.buckets", table)
         ((base,),) = db.rows("select coalesce(max(seq), 0) from sqlite_sequence where name = 'segment_blobs'")
@@ -318,6 +319,7 @@ SQLITE = Dialect(
     drop_generation=(
         "drop table if exists rows_{table:d}",
         "delete from lookups where table_id = {table:d}",
+        "delete from flips where table_id = {table:d}",
         "delete from tables where id = {table:d}",
     ),
     row_columns="row_id, layout, line, members, subkey",

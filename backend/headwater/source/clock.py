@@ -1,0 +1,25 @@
+"""The time, as rules see it: that of the source's server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psycopg
+
+_NOW = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+
+def wall_clock() -> int:
+    """This machine's time, in microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+def source_clock(conn: psycopg.Connection) -> Callable[[], int]:
+    """A clock that goes with this machine's and agrees with the server's as it is now, to half the time that asking it
+    took. Raises psycopg.Error."""
+    before = wall_clock()
+    row = conn.execute(_NOW).fetchone()
+    assert row is not None
+    ahead = int(row[0]) - (before + wall_clock()) // 2
+    return lambda: wall_clock() + ahead
