@@ -86,7 +86,8 @@ def _curves(scale: float, large: bool) -> None:
 def _sources(scale: float, _: bool) -> None:
     for count in (2, 10, 100):
         sources.cost(max(2, int(count * scale)))
-    sources.beside(max(100, int(1_000 * scale)))
+    for apart in (False, True):
+        sources.beside(max(100, int(1_000 * scale)), apart=apart)
 
 
 _ALL: dict[str, Callable[[float, bool], None]] = {

@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +108,7 @@ class BenchService:
     postgres: EmbeddedPostgres
     directory: Path
     running: Running | None = None
+    beside: list[Running] = field(default_factory=list)
     port: int = 0
     _readers: list[StoreReader] = field(default_factory=list)
     _config: dict[str, object] = field(default_factory=dict)
@@ -146,8 +147,9 @@ class BenchService:
         with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
             return str(conn.execute(statement.encode()).fetchall()[0][0])
 
-    def serve(self, streams: str, **settings: object) -> None:
-        """Start `headwater serve`; `settings` come on top of the service config."""
+    def serve(self, streams: str, *, apart: Iterable[str] = (), **settings: object) -> None:
+        """Start `headwater serve`; `settings` come on top of the service config. Sources that are named `apart` have a
+        process each, and so has the endpoint."""
         self.port = free_port()
         sync = self.directory / "sync.yaml"
         sync.write_text(streams, encoding="utf-8")
@@ -160,7 +162,9 @@ class BenchService:
             **settings,
         }
         self._config = config
-        self.running = self._start("serve", config)
+        names = list(apart)
+        self.running = self._start("api" if names else "serve", config)
+        self.beside += [self._start("replicate", config, "--source", name) for name in names]
 
     def serve_ready(self, streams: str, *statements: str) -> None:
         """Run statements, start `headwater serve`, and wait until it has a checkpoint."""
@@ -180,10 +184,10 @@ class BenchService:
             running.ask_to_end()
             running.wait()
 
-    def _start(self, name: str, config: dict[str, object]) -> Running:
+    def _start(self, name: str, config: dict[str, object], *arguments: str) -> Running:
         path = self.directory / f"{name}.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        return start(command(name, "--config", path), self.directory / "headwater.log")
+        return start(command(name, "--config", path, *arguments), self.directory / "headwater.log")
 
     def wait_ready(self, seconds: float = 600.0) -> None:
         self._wait(lambda: self.reader().newest() is not None, "a checkpoint", seconds, pause=0.02)
@@ -262,10 +266,11 @@ class BenchService:
         for reader in self._readers:
             reader.close()
         self._readers.clear()
-        if self.running is not None:
-            self.running.ask_to_end()
-            self.running.wait()
-            self.running = None
+        for running in [*self.beside, *([self.running] if self.running is not None else [])]:
+            running.ask_to_end()
+            running.wait()
+        self.running = None
+        self.beside.clear()
 
 
 @contextmanager

@@ -74,9 +74,11 @@ def _idle(service: BenchService, count: int, same: bool) -> None:
     stream.close()
 
 
-def beside(samples: int) -> None:
-    """Commit to line of one database, alone and beside two others that are busy, down or compared anew."""
-    report.heading(f"commit to line of one of three databases, {samples} commits")
+def beside(samples: int, *, apart: bool = False) -> None:
+    """Commit to line of one database, alone and beside two others that are busy, down or compared anew. With `apart`,
+    each has a process of its own instead of a thread."""
+    kind = "process" if apart else "thread"
+    report.heading(f"commit to line of one of three databases, a {kind} for each, {samples} commits")
     with ExitStack() as stack:
         service = stack.enter_context(bench_service())
         # A second server, which can be down on its own
@@ -86,7 +88,8 @@ def beside(samples: int) -> None:
             _make(postgres, name, *_table("items"), f"insert into items {_first_rows(_ROWS)}")
         _execute(service.postgres, "b", f"insert into items {_first_rows(_COMPARED)}")
         connections = [{**connection_to(each.port, tag), "tag": tag} for tag, each in servers.items()]
-        service.serve(_one_each(servers, "items"), replication={"connections": connections})
+        processes = servers if apart else ()
+        service.serve(_one_each(servers, "items"), apart=processes, replication={"connections": connections})
         service.wait_ready()
         stream = service.stream("u1")
         read_until(stream, b"checkpoint_complete")
