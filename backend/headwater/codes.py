@@ -94,6 +94,8 @@ CODES = {
     "HW_2706": Code(_STOP, "The result of a computed table is too large. Its rows stay as they were.", "Select fewer rows or columns, or raise the memory of the source."),
     "HW_2707": Code(_STOP, "A computed table is to be refreshed after commits to a table that is not published.", "Publish it, or refresh by `every`."),
     "HW_2708": Code(_STOP, "A computed table is for Spark, which may not run queries of sync configs. Its rows stay as they were.", "Set `spark.queries: true` in the service config: whoever deploys a sync config can then do what Spark can."),
+    "HW_2709": Code(_STOP, "Again and again, the connection, the server or the service ends while the query of a computed table runs. Its rows stay as they were, and it is tried less and less often, in the end once an hour.", "Look in Postgres' log for why; correct the query or lower its `timeout`."),
+    "HW_2710": Code(_STOP, "A version edits a computed table's query, and also who gets its rows. It is not served.", "Deploy one edit after the other, or give the table another name."),
     # Rows and their ids
     "HW_3001": Code(_STOP, "A message, row or value from the source cannot be decoded. The message names type and position.", "Report it; `headwater source skip` passes over the transaction."),
     "HW_3002": Code(_STOP, "A row contains text that is not UTF-8 and was not synced to any device.", "Write the text in UTF-8 in the source."),

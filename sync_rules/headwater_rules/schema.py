@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from headwater_rules.plan import TablePattern
@@ -88,11 +88,13 @@ class SchemaFormatError(Exception):
 @dataclass(frozen=True, slots=True)
 class SourceSchema:
     """The tables of all sources, and what is named like one but can't be followed. `unread` are the tags of sources
-    that could not be read, so that what is not known of them is not missing."""
+    that could not be read, so that what is not known of them is not missing. `faults` are why
+    computed tables can't be computed."""
 
     tables: tuple[SourceTable, ...]
     not_streamed: tuple[NotStreamed, ...] = ()
     unread: tuple[str, ...] = ()
+    faults: tuple[ComputedFault, ...] = ()
 
     @classmethod
     def of(cls, schemas: Iterable[SourceSchema]) -> SourceSchema:
@@ -164,14 +166,13 @@ class SeenSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedTables:
-    """The computed tables that sources, or Spark, can compute, and by name what is wrong with others and what to do.
-    What Spark could not be asked is in `unknown`, with the reason; what a source that does not answer should compute is
-    nowhere."""
+class ComputedFault:
+    """Why the computed table `name` can't be computed, and what to do; not `certain` where nobody could be asked."""
 
-    tables: Sequence[SourceTable] = ()
-    faults: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    unknown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    name: str
+    what: str
+    fix: str
+    certain: bool = True
 
 
 def not_compared(why: str) -> SeenSchema:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
-from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern
+from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern, Variant
 
 
 def definitions_of(plan: SyncPlan) -> dict[str, str]:
@@ -68,6 +68,20 @@ def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
     ]
     if errors:
         raise SyncConfigError(errors)
+
+
+def readers_of(plan: SyncPlan, table: TablePattern) -> frozenset[object]:
+    """All ways from a request to buckets that lead over rows of a table: as rows to send, or to decide by. Equal ways
+    of two plans are the same ones."""
+    buckets = {bucket.name for bucket in plan.buckets if any(source.table == table for source in bucket.sources)}
+    lookups = {lookup.name for lookup in plan.lookups if lookup.table == table}
+    return frozenset(
+        (plan.buckets[bucket].name, *_way(plan, variant))
+        for stream in plan.streams
+        for variant in stream.variants
+        for bucket in variant.buckets
+        if plan.buckets[bucket].name in buckets or any(plan.lookups[each].name in lookups for each in variant.lookups())
+    )
 
 
 class DefinitionKind(Enum):
@@ -249,13 +263,15 @@ def _request_sides(plan: SyncPlan, stream: Stream, rows: bool, lookups: bool) ->
     return {
         (
             None if rows else plan.buckets[bucket].name,
-            variant.gates,
-            tuple(_named(plan, stage, lookups) for stage in variant.stages),
-            variant.params,
+            *_way(plan, variant, lookups),
         )
         for variant in stream.variants
         for bucket in variant.buckets
     }
+
+
+def _way(plan: SyncPlan, variant: Variant, lookups_differ: bool = False) -> tuple[object, ...]:
+    return variant.gates, tuple(_named(plan, stage, lookups_differ) for stage in variant.stages), variant.params
 
 
 def _named(plan: SyncPlan, stage: Stage, differs: bool) -> object:

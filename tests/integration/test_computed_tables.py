@@ -10,6 +10,7 @@ import pytest
 
 from headwater.insight.explain import explain_row
 from headwater.insight.rows import CurrentRows
+from headwater.oplog.lsn import parse_lsn
 from headwater.replication.computed import RefreshState, refresh_states
 from headwater.sync.request import RequestLimits
 from headwater_rules.results import SyncRequest
@@ -218,6 +219,55 @@ def test_query_that_ends_its_session_does_not_hold_up_others(deploy: Deploy, ord
     yaml = config().replace("  account_totals:", ending)
     deployment = deploy(yaml + '  aaa: {auto_subscribe: true, query: "SELECT * FROM aaa"}\n').start()
     shows_truth(deployment, orders)
+
+
+def test_query_that_ends_its_session_each_time_waits_longer_and_is_found(deploy: Deploy, orders: SourceDb) -> None:
+    orders.execute("create sequence attempts")
+    orders.execute(
+        "create extension dblink; create function attempt() returns int language sql as $$"
+        f" select n::int from dblink('{orders.uri}', 'select nextval(''attempts'')') d(n bigint) $$"
+    )
+    query = "SELECT attempt() AS id, pg_terminate_backend(pg_backend_pid()) AS ended"
+    deployment = deploy(config(query, "id", "{every: 200ms, least: 0s}"), intervals=WATCHED).start()
+    wait_until(lambda: "HW_2709" in {each.code for each in deployment.health().findings}, "the finding", 30)
+    (finding,) = [each for each in deployment.health().findings if each.code == "HW_2709"]
+    assert "account_totals" in finding.what
+    deployment.stop()
+    deployment.start()  # what a crash of the server, or of the service, comes to
+    deployment.caught_up()
+    assert orders.fetch("select last_value from attempts") == [(3,)]
+    deployment.redeploy(config(refresh="{every: 200ms, least: 0s}"))
+    shows_truth(deployment, orders)
+    assert not state(deployment).unfinished
+
+
+def test_audit_compares_with_result_of_query(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config()).start()
+    before = refreshed(deployment)
+    orders.execute("update orders set amount = amount + 1 where account_id = 'a7'")
+    (found,) = deployment.ask("audit", tables=[])["computed"]
+    assert (found["table"], found["rows"], found["differ"], found["problem"]) == ("account_totals", 100, 1, "")
+    assert found["rows_as_of"] == before.lsn
+    assert parse_lsn(found["lsn"]) > parse_lsn(before.lsn)
+    assert shown(deployment) != totals(orders)
+    orders.execute("alter table orders rename amount to price")
+    (found,) = deployment.ask("audit", tables=[], repair=True)["computed"]
+    assert 'column "amount" does not exist' in found["problem"]
+    orders.execute("alter table orders rename price to amount")
+    (found,) = deployment.ask("audit", tables=[], repair=True)["computed"]
+    assert found["differ"] == 1
+    assert shown(deployment) == totals(orders)
+
+
+def test_resync_by_name_refreshes(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config()).start()
+    refreshed(deployment)
+    orders.execute("delete from orders where account_id = 'a7'")
+    result = deployment.ask("resync", tables=["account_totals"])
+    assert [(each["table"], each["differ"]) for each in result["computed"]] == [("account_totals", 1)]
+    assert result["rows_compared"] == 0  # no other table
+    assert shown(deployment) == totals(orders)
+    assert "there are: account_totals" in deployment.ask("resync", tables=["totals"])["error"]
 
 
 REWRITES = {

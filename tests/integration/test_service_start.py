@@ -147,6 +147,21 @@ def test_typo_in_condition_is_not_served(source_db: SourceDb, tmp_path: Path) ->
     assert "HW_R302" in headwater_here("source", "status", cwd=tmp_path).out
 
 
+def test_query_that_fails_is_named_at_start(
+    source_db: SourceDb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    table = "tables: {counts: {query: SELECT count(*) AS n FROM notices, key: [n]}}\n"
+    (tmp_path / "sync.yaml").write_text(f"{table}{RULES.replace('FROM notes', 'FROM counts')}")
+    config = load_config(ConfigSource(), {}, tmp_path)
+    rules = own_rules(config)
+    assert rules is not None
+    assert rules_that_fit(config, rules) is not None, "its table may be made while the service runs"
+    assert "[HW_R310]" in caplog.text
+    assert 'relation "notices" does not exist' in caplog.text
+
+
 def test_slot_without_store_is_named(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name)

@@ -22,6 +22,7 @@ from tests.support.model_device import ModelBucket, contents
 from tests.support.store_checker import histories, problems
 from tests.support.store_file import store_file
 from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
 Run = Callable[..., Outcome]
 
@@ -239,3 +240,32 @@ def test_forget_while_devices_and_writers_work(people: PeopleStore) -> None:
             done.result()
     assert people.holds(OLD) == []
     people.check()
+
+
+def test_row_of_computed_table_is_forgotten(
+    deploy: Deploy, source_db: SourceDb, headwater_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_forget, "STREAM_PATIENCE", 0.0)
+    source_db.execute(
+        "create table orders (id int primary key, who text); insert into orders values (1, 'Ann Example')"
+    )
+    config = """
+config: {edition: 3}
+tables:
+  per_person: {query: "SELECT who, count(*) AS n FROM orders GROUP BY who", key: [who], refresh: {every: 1d}}
+streams:
+  all: {auto_subscribe: true, query: SELECT * FROM per_person}
+"""
+    deployment = deploy(config).start()
+    wait_until(lambda: deployment.rows("ann"), "the table to be computed", 30)
+    store = PeopleStore(deployment, headwater_here, tmp_path)
+    for options in (("--table", "per_person", "--id", "Ann Example"), ("--contains", "Ann Example")):
+        refused = store.forget(*options, "--yes")
+        assert refused.code == 1
+        assert "the source still has the" in refused.err
+        assert "per_person" in refused.err
+    source_db.execute("delete from orders")
+    refused = store.forget("--table", "per_person", "--id", "Ann Example", "--yes")
+    assert "the store still needs it" in refused.err  # the table is not refreshed yet
+    deployment.ask("resync", tables=["per_person"])
+    store.forgotten("--table", "per_person", "--id", "Ann Example")

@@ -13,7 +13,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -211,9 +211,9 @@ def maintenance(postgres: EmbeddedPostgres) -> Iterator[Connection]:
         yield conn
 
 
-@pytest.fixture
-def new_source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[Callable[[], SourceDb]]:
-    """Makes fresh databases on the session's server; gone afterwards, with their slots and publications."""
+@contextmanager
+def databases(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[Callable[[], SourceDb]]:
+    """Makes fresh databases on a server; gone afterwards, with their slots and publications."""
     with ExitStack() as stack:
 
         def make() -> SourceDb:
@@ -225,6 +225,13 @@ def new_source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterat
             stack.callback(database.drop, maintenance)
             return database
 
+        yield make
+
+
+@pytest.fixture
+def new_source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[Callable[[], SourceDb]]:
+    """Makes fresh databases on the session's server."""
+    with databases(postgres, maintenance) as make:
         yield make
 
 

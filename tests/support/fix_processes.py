@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,17 +43,24 @@ def _finish(running: Running) -> None:
     print(f"{' '.join(map(str, running.process.args))}\n{running.output}")  # type: ignore[arg-type]  # a list of text
 
 
+@contextmanager
+def launching(folder: Path) -> Iterator[Launch]:
+    """What `launch` is, with its files in a folder."""
+    with ExitStack() as stack:
+
+        def start(name: str, config: Mapping[str, object], *options: str, failpoint: str = "") -> Running:
+            path = folder / f"headwater-{next(_numbers)}.json"
+            path.write_text(json.dumps(config), encoding="utf-8")
+            return _start(stack, folder, command(name, "--config", path, *options), failpoint)
+
+        yield start
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """`launch("replicate", config)` runs the command, with options if some are given; `failpoint="name:2"` lets it die
     at the second passage there."""
-    with ExitStack() as stack:
-
-        def start(name: str, config: Mapping[str, object], *options: str, failpoint: str = "") -> Running:
-            path = tmp_path / f"headwater-{next(_numbers)}.json"
-            path.write_text(json.dumps(config), encoding="utf-8")
-            return _start(stack, tmp_path, command(name, "--config", path, *options), failpoint)
-
+    with launching(tmp_path) as start:
         yield start
 
 

@@ -131,7 +131,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
     except SyncConfigError as errors:
         fix = config.sync_config.checked_by
         return None, [_fail("rules", f"{where}: {each.message}", fix) for each in errors.errors]
-    seen = see_schema(config.sources)
+    seen = see_schema(config.sources, text)
     found = [
         Result(
             "rules",

@@ -147,12 +147,15 @@ def rules_that_fit(
     store has taken this text already from a process that follows these sources. With `exit_on_error: false`, the others
     are logged, and None is returned. Raises SyncConfigError otherwise."""
     assert config.sync_config is not None, "it has these rules"
-    seen = see_schema(config.sources)
+    seen = see_schema(config.sources, rules.yaml)
     if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml, followed):
         return rules
     try:
         compile_config(rules.yaml, schema=seen.schema)
     except SyncConfigError as error:
+        for each in error.errors:
+            if each.code is RuleCode.NOT_COMPUTED:
+                _log.warning("%s: %s", config.sync_config.origin, each)
         absent = [_with_way_out(each) for each in error.errors if each.code in _ABSENT_COLUMNS]
         if absent:
             _refuse(config, SyncConfigError(absent), quiet=quiet)

@@ -355,8 +355,10 @@ def explain_row(
 
 def _computed_notes(current: CurrentRows, tables: Sequence[StoredTable]) -> Iterator[str]:
     """Which state of the source the rows of computed tables are of."""
-    for table in tables:
-        state = refresh_states(current.store, table.source).get(table.relation.name) if table.computed else None
+    computed = [table for table in tables if table.computed]
+    states = {source: refresh_states(current.store, source) for source in {table.source for table in computed}}
+    for table in computed:
+        state = states[table.source].get(table.relation.name)
         if state is not None and state.lsn:
             read = f"{datetime.fromtimestamp(state.at, UTC):%Y-%m-%d %H:%M:%SZ}"
             yield f"{current.title(table)} is computed: its rows are as of {state.lsn} of the source, read at {read}"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 
 from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, classify
+from headwater.decode.copytext import key_cells, split_line
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
+from headwater.oplog.row_id import RowIdentity
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.rows.fetch import has_row, has_text
+from headwater.source.rows.query import ResultReader
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
 from headwater.storage.sql.compaction import CompactionStore
@@ -25,6 +31,7 @@ from headwater.storage.sql.forget import (
 )
 from headwater.storage.sql.leases import process_owner
 from headwater.storage.sql.writer import StoreWriter
+from headwater_rules.plan import ComputedTable
 
 _LEASE_SECONDS = 600.0  # rewriting the files can take long, and the lease is not renewed meanwhile
 _LEASE_PATIENCE = 300.0
@@ -65,7 +72,7 @@ class ForgetPlan:
 
 def tables_named(store: StoreWriter, tag: str, name: str | None) -> list[StoredTable]:
     """The named table, or all tables of a source. Raises HW_8403."""
-    tables = store.tables(tag)
+    tables = store.all_tables(tag)
     if name is None:
         return tables
     found = [table for table in tables if name in {table.relation.qualified_name, table.relation.name}]
@@ -106,6 +113,35 @@ def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: 
                 held, fix = "the text", "remove it there first, then run it again"
             if held:
                 raise HeadwaterError(f"the source still has {held}", table.qualified_name, fix, code="HW_8401")
+
+
+def check_computed(
+    source: SourceSettings,
+    stored: Sequence[StoredTable],
+    computed: Sequence[ComputedTable],
+    row_id: str | None,
+    text: str | None,
+) -> None:
+    """Raise HW_8401 when the result of a computed table's query, of those that are `stored`, holds the value. Raises
+    ComputedTableError where a query can't be asked."""
+    names = {table.relation.name for table in stored if table.computed}
+    for table in computed:
+        if table.name in names and _result_has(source, table, row_id, text):
+            held = "the row" if text is None else "the text"
+            fix = "change what it is computed from first, then run it again"
+            raise HeadwaterError(f"the source still has {held}", f"computed table {table.name}", fix, code="HW_8401")
+
+
+def _result_has(source: SourceSettings, table: ComputedTable, row_id: str | None, text: str | None) -> bool:
+    with closing(ResultReader(source, table, threading.Event())) as reader:
+        relation = reader.open().relation
+        identity, width = RowIdentity.of(relation), len(relation.columns)
+        for line in chain.from_iterable(reader.lines(relation, source.batch_bytes)):
+            if row_id is not None and identity.key(key_cells(line, width, identity.columns)) == row_id:
+                return True
+            if text is not None and any(text in (cell or "") for cell in split_line(line, width)):
+                return True
+    return False
 
 
 class Forgetting:

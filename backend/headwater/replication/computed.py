@@ -15,15 +15,19 @@ from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import ComputedTable, SyncPlan
 
 _KEY = "computed tables {}"
+CUT_SHORT = 3
+"""How many attempts in a row that do not come to an end are the query's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshState:
     """How a computed table stands. Its rows are those of the source at `lsn`, read at `at` (seconds since 1970); both
-    are empty before the first time. The last refresh took `seconds`, read `rows` rows and changed `changed`. The last
-    attempt was by the definition with the digest `tried`; if it failed, at `failed_at`, `code`, `what` and `fix` say
-    why. The query reads the tables `reads`; commits to those in `unseen` are not streamed. `version` is that of what
-    it read outside the source, where that is known."""
+    are empty before the first time. They are by the definition with the digest `of`, which is empty while some may be
+    by another one. The last refresh took `seconds`, read `rows` rows and changed `changed`. The last attempt was by the
+    definition with the digest `tried`; if it failed, at `failed_at`, `code`, `what` and `fix` say why. The query reads
+    the tables `reads`; commits to those in `unseen` are not streamed. `unfinished` attempts by `tried` began, the last
+    one at `begun_at`, without any that came to an end since; one of them may still run. `version` is that of
+    what it read outside the source, where that is known."""
 
     name: str
     tried: str = ""
@@ -39,11 +43,15 @@ class RefreshState:
     reads: tuple[tuple[str, str], ...] = ()
     unseen: tuple[str, ...] = ()
     version: str = ""
+    of: str = ""
+    unfinished: int = 0
+    begun_at: float = 0.0
 
 
 def moved(state: RefreshState, seconds: float) -> RefreshState:
     """The same by a clock that is so far ahead."""
-    return replace(state, at=state.at and state.at + seconds, failed_at=state.failed_at and state.failed_at + seconds)
+    at, failed_at, begun_at = (time and time + seconds for time in (state.at, state.failed_at, state.begun_at))
+    return replace(state, at=at, failed_at=failed_at, begun_at=begun_at)
 
 
 def definition_of(table: ComputedTable) -> str:
@@ -98,7 +106,18 @@ def refresh_findings(states: Collection[RefreshState]) -> tuple[Finding, ...]:
         for state in states
         if state.unseen
     ]
-    return (*failed, *unseen)
+    cut_short = [
+        Finding(
+            "HW_2709",
+            f"computed table {state.name} keeps its rows{_as_of(state)}: {state.unfinished - 1} attempts in a row did"
+            " not come to an end, since connection, server or service ended first",
+            "look in the log of Postgres for why, and correct the query, or lower `timeout` under `refresh`",
+            about=f"{state.name}: cut short",
+        )
+        for state in states
+        if state.unfinished >= CUT_SHORT
+    ]
+    return (*failed, *cut_short, *unseen)
 
 
 def _as_of(state: RefreshState) -> str:

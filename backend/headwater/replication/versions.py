@@ -19,18 +19,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from headwater.replication.computed import RefreshState, computed_tables, definition_of, refresh_states
 from headwater.source.connect import SourceSettings
+from headwater.source.rows.query import fault
 from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
-from headwater_rules.plan import Deciding, SyncPlan, TablePattern
-from headwater_rules.versions import definitions_of, of_tag, only
+from headwater_rules.plan import ComputedTable, ConversionOptions, Deciding, SyncPlan, TablePattern
+from headwater_rules.versions import definitions_of, of_tag, only, readers_of
 
 _log = logging.getLogger(__name__)
 
 RETIRED_AT_ONCE = 5_000
+_NOTHING = SyncPlan((), (), (), ConversionOptions())
 _NAMED = 5
 
 Peers = Mapping[str, str]
@@ -237,7 +240,43 @@ def needed_for(yaml: str, peers: Peers) -> dict[str, dict[str, str]]:
 
 def waits_for(store: StoreWriter, yaml: str, peers: Peers) -> list[str]:
     """The sources that are not done with their part of a sync config, of those that were followed before."""
-    return store.waiting_for(needed_for(yaml, peers))
+    waiting = {*store.waiting_for(needed_for(yaml, peers))}
+    return [name for name, tag in peers.items() if name in waiting or to_refresh(store, yaml, name, tag)]
+
+
+def to_refresh(store: StoreWriter, yaml: str, source: str, tag: str) -> list[ComputedTable]:
+    """The computed tables of a source that have to be refreshed before a sync config is served: they have rows of
+    another query, and more users would get them than now. Those from whom a sync config only takes a table away may
+    have the rows that are there; who keeps it had them before."""
+    tables = computed_tables([part_of(yaml, tag)])
+    if not tables:
+        return []
+    states, served = refresh_states(store, source), _served_plan(store)
+    there = {table.relation.name for table in store.all_tables(source) if table.computed}
+    return [
+        table
+        for name, table in tables.items()
+        if name in there and states.get(name, RefreshState(name)).of != definition_of(table)
+        if not readers_of(_plan_of(yaml), table.pattern) < readers_of(served, table.pattern)
+    ]
+
+
+def check_readers(store: StoreWriter, yaml: str, table: ComputedTable) -> None:
+    """Check that all who get rows of this table now are to get those of its edited query, too: between its refresh and
+    the version, they do. Raises ComputedTableError."""
+    if not readers_of(_served_plan(store), table.pattern) <= readers_of(_plan_of(yaml), table.pattern):
+        what = "its query is edited, or not computed yet as edited before, and who gets its rows changes too"
+        fix = "deploy one edit after the other, in the order that is safe, or give the table another name"
+        raise fault(table, what, fix, "HW_2710")
+
+
+def _served_plan(store: StoreWriter) -> SyncPlan:
+    """What is served to users; nothing by a version that does not compile any more."""
+    active = in_state(store, VersionState.ACTIVE)
+    try:
+        return _NOTHING if active is None else _plan_of(active.yaml)
+    except SyncConfigError:
+        return _NOTHING
 
 
 def progress_note(source: str, progress: str) -> str:
@@ -283,6 +322,11 @@ def tables_named(store: StoreWriter, tag: str) -> tuple[TablePattern, ...]:
     return tuple(
         dict.fromkeys(pattern for plan in _present(store, tag) for pattern in plan.tables() if pattern.of(tag))
     )
+
+
+def computed_now(store: StoreWriter, tag: str) -> tuple[ComputedTable, ...]:
+    """The computed tables of sources with this tag, by the queries of the active version and the one in processing."""
+    return tuple(dict.fromkeys(table for plan in _present(store, tag) for table in plan.computed))
 
 
 def deciding_in(store: StoreWriter, tag: str) -> Deciding:

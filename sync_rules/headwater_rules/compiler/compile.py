@@ -97,6 +97,7 @@ def _compiled(
     )
     streams = _streams(job, config)
     if checks is not None:
+        _report_faults(config, checks.schema, report, allow_missing=checks.allow_missing)
         checks.report_to(report, strict=config.options.strict)
     if report.errors:
         raise report.as_errors()
@@ -118,6 +119,18 @@ def _compiled(
         for warning in everybody_warnings(job.everybody):
             report.add(warning)
     return Compiled(plan, tuple(report.sorted_warnings()), tuple(job.everybody))
+
+
+def _report_faults(config: Config, schema: SourceSchema, report: Report, *, allow_missing: bool) -> None:
+    """Report what sources say of computed tables that they can't compute."""
+    faults = {fault.name: fault for fault in schema.faults}
+    for source in config.tables:
+        fault = faults.get(source.table.name)
+        if fault is not None:
+            severity = Severity.FATAL if fault.certain and not allow_missing else Severity.WARNING
+            engine = "Spark" if source.table.spark else "the source"
+            message = f"{engine} can't compute `{source.table.name}`: {fault.what}"
+            report.add(RuleError(RuleCode.NOT_COMPUTED, message, source.key.span(), fault.fix, severity))
 
 
 def _bound(config: Config) -> None:

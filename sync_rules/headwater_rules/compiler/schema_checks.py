@@ -33,7 +33,7 @@ class SourceChecks:
     def __init__(self, schema: SourceSchema, *, custom_types: bool, allow_missing: bool) -> None:
         self.schema = schema
         self._custom_types = custom_types
-        self._allow_missing = allow_missing
+        self.allow_missing = allow_missing
         self._found: list[tuple[RuleError, bool, _Absent | None]] = []
         self._deciding: set[_Absent] = set()
 
@@ -56,7 +56,7 @@ class SourceChecks:
             if absent is None:
                 fatal = strict and grave
             else:
-                fatal = not self._allow_missing and (strict or absent in self._deciding)
+                fatal = not self.allow_missing and (strict or absent in self._deciding)
             report.add(warning.as_fatal() if fatal else warning)
 
     def decides(self, pattern: TablePattern, exprs: Sequence[Expr], node: exp.Expr) -> None:

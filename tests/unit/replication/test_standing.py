@@ -209,7 +209,23 @@ FILLED = ReplicatorHealth(
     totals=Totals(1, 2, 3, 4),
     computed=(
         RefreshState(
-            "t", "d", "0/1", NOW, 1.5, 10, 1, "HW_2701", "what", "fix", NOW, (("public", "o"),), ("public.o",)
+            "t",
+            "d",
+            "0/1",
+            NOW,
+            1.5,
+            10,
+            1,
+            "HW_2701",
+            "what",
+            "fix",
+            NOW,
+            (("public", "o"),),
+            ("public.o",),
+            "v",
+            "d",
+            1,
+            NOW,
         ),
     ),
 )

@@ -299,7 +299,7 @@ class PowerSyncHandler:
                 fix="change that file, or use /api/headwater/v1/deploy",
                 code=DEPLOY_CLOSED,
             )
-        seen = see_schema(self._settings.sources)
+        seen = see_schema(self._settings.sources, request.content)
         checked = compared_rules(request.content, seen.schema)
         with self._settings.store() as store:
             deploy(store, request.content, seen.note, checked)
@@ -307,7 +307,7 @@ class PowerSyncHandler:
 
     def check(self, request: SyncConfigRequest) -> SyncRulesResponse:
         """Check a sync config, and list the tables that it reads and those that devices get."""
-        return _checked(request.content, see_schema(self._settings.sources).schema)
+        return _checked(request.content, see_schema(self._settings.sources, request.content).schema)
 
     def resync(self) -> SlotName:
         """Compare all tables with their sources, and send devices what differs. Names the slot of the first source."""
@@ -343,7 +343,7 @@ class PowerSyncHandler:
     def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
         """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
         read. What a table lacks to be replicated is among its own errors."""
-        seen = see_schema(self._settings.sources)
+        seen = see_schema(self._settings.sources, text)
         found = findings_in(text, seen.schema)
         return [each for each in found if each.code is not RuleCode.NOT_SENT], "" if seen.schema else seen.note
 

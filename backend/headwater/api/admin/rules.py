@@ -217,14 +217,14 @@ class RulesHandler:
 
     def validate(self, request: ValidateRequest) -> ValidateResponse:
         """Find everything that is wrong with a sync config, also with its tables if the source answers."""
-        seen = see_schema(self._settings.sources)
+        seen = see_schema(self._settings.sources, request.content)
         found = findings_in(request.content, seen.schema, allow_missing=request.allow_missing, advise=True)
         valid = not any(each.severity is Severity.FATAL for each in found)
         return ValidateResponse(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)
 
     def diff(self, request: DiffRequest) -> DiffResponse:
         """Compare a sync config with the active one: what changes, and what devices would download again."""
-        seen = see_schema(self._settings.sources)
+        seen = see_schema(self._settings.sources, request.content)
         new, findings = compared_rules(request.content, seen.schema, allow_missing=request.allow_missing)
         deadline = Deadline("headwater rules diff")
         with self._settings.store() as store:

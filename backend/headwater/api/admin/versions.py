@@ -102,7 +102,7 @@ class VersionsHandler:
 
     def deploy(self, request: DeployRequest) -> DeployResponse:
         """Deploy a sync config. Devices get it once its rows are processed; until then the active one stays."""
-        seen = see_schema(self._settings.sources)
+        seen = see_schema(self._settings.sources, request.content)
         checked = compared_rules(request.content, seen.schema, allow_missing=request.allow_missing)
         with self._settings.store() as store:
             return deploy(store, request.content, seen.note, checked)
@@ -111,7 +111,7 @@ class VersionsHandler:
         """Deploy the text of an earlier version again."""
         with self._settings.store() as store:
             chosen = _before(store) if request.id is None else _find(store, request.id)
-            seen = see_schema(self._settings.sources)
+            seen = see_schema(self._settings.sources, chosen.yaml)
             try:
                 checked = compared(chosen.yaml, seen.schema, allow_missing=True)
             except SyncConfigError as errors:  # of a strict config, which was served before all the same

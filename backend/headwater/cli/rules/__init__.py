@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import click
 
 from headwater.cli.options import config_options, examples, load, load_without_lists, request_options, sources_option
 from headwater.config import ConfigSource
-from headwater_rules.plan import ComputedTable
 from headwater_rules.results import SyncRequest
-from headwater_rules.schema import DescribedTables, Language, SeenSchema, not_compared
+from headwater_rules.schema import Language, SeenSchema, SourceSchema, not_compared
 
 
 @click.group()
@@ -29,11 +27,11 @@ def _schema(configs: ConfigSource, file: Path | None) -> SeenSchema:
     return live_schema(load(configs, warn=False)) if file is None else stored_schema(file)
 
 
-def _described(configs: ConfigSource, tables: Sequence[ComputedTable]) -> DescribedTables:
-    """What the source says of computed tables."""
+def _described(configs: ConfigSource, schema: SourceSchema, text: str) -> SourceSchema:
+    """A schema with the computed tables of a sync config, as the sources describe them."""
     from headwater.cli.source.schema import described
 
-    return described(configs, tables) if tables else DescribedTables()
+    return described(configs, schema, text)
 
 
 _schema_file = click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
@@ -100,7 +98,7 @@ def check(
             form=form,
             allow_missing=allow_missing,
             warnings_as_errors=warnings_as_errors,
-            describe=partial(_described, configs) if asked else lambda _: DescribedTables(),
+            describe=partial(_described, configs) if asked else lambda schema, _: schema,
         )
     )
 

@@ -13,13 +13,12 @@ import click
 from headwater.cli.options import to_json
 from headwater.cli.rules.sync_config import compile_rules, missing_note, read_text
 from headwater.insight.words import count
-from headwater_rules.compiler.compile import compile_config, computed_in
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema, schema_code
 from headwater_rules.describe.explain import explain, explanation_lines
 from headwater_rules.errors import RuleCode, RuleError, Severity, SyncConfigError, span_in
-from headwater_rules.plan import ComputedTable, SyncPlan
-from headwater_rules.schema import DescribedTables, Language, SeenSchema, SourceSchema
-from headwater_rules.text.computed import ComputedSource
+from headwater_rules.plan import SyncPlan
+from headwater_rules.schema import Language, SeenSchema, SourceSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Checked:
         return [finding for finding in self.findings if finding.severity is severity]
 
 
-Describe = Callable[[Sequence[ComputedTable]], DescribedTables]
+Describe = Callable[[SourceSchema, str], SourceSchema]
 
 
 def check_files(
@@ -44,10 +43,10 @@ def check_files(
     form: str,
     allow_missing: bool = False,
     warnings_as_errors: bool = False,
-    describe: Describe = lambda _: DescribedTables(),
+    describe: Describe = lambda schema, _: schema,
 ) -> int:
     """Print the findings in the files as text, json or github, and what they were compared with. `describe` asks the
-    sources for computed tables. Returns the exit code."""
+    sources for the computed tables of a text. Returns the exit code."""
     checked = [_check(file, seen.schema, describe, allow_missing=allow_missing) for file in files]
     if warnings_as_errors:
         checked = [replace(each, findings=tuple(map(_as_error, each.findings))) for each in checked]
@@ -75,28 +74,13 @@ def _as_error(finding: RuleError) -> RuleError:
 def _check(file: Path, schema: SourceSchema | None, describe: Describe, *, allow_missing: bool) -> Checked:
     text = read_text(file)
     name = "stdin" if str(file) == "-" else str(file)
-    computed = computed_in(text) if schema is not None else ()
-    described = describe([source.table for source in computed])
-    faults = tuple(
-        _not_computed(source, fault, certain=not allow_missing and source.table.name in described.faults)
-        for source in computed
-        if (fault := {**described.unknown, **described.faults}.get(source.table.name)) is not None
-    )
     if schema is not None:
-        schema = replace(schema, tables=(*schema.tables, *described.tables))
+        schema = describe(schema, text)
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=True)
     except SyncConfigError as errors:
-        return Checked(name, None, (*faults, *errors.findings))
-    return Checked(name, compiled.plan, (*faults, *compiled.warnings))
-
-
-def _not_computed(source: ComputedSource, fault: tuple[str, str], *, certain: bool) -> RuleError:
-    what, fix = fault
-    severity = Severity.FATAL if certain else Severity.WARNING
-    engine = "Spark" if source.table.spark else "the source"
-    message = f"{engine} can't compute `{source.table.name}`: {what}"
-    return RuleError(RuleCode.NOT_COMPUTED, message, source.key.span(), fix, severity)
+        return Checked(name, None, errors.findings)
+    return Checked(name, compiled.plan, compiled.warnings)
 
 
 def _show(checked: Iterable[Checked]) -> None:

@@ -44,7 +44,7 @@ def show_diff(
     if config is not None and sources:
         config.chosen(sources)  # raises for an unknown one
     text = read_text(file)
-    seen = not_compared("there is no service config") if config is None else see_schema(config.sources)
+    seen = not_compared("there is no service config") if config is None else see_schema(config.sources, text)
     with wrong_rules(str(file), as_json=as_json):
         new, findings = compared(text, seen.schema, allow_missing=allow_missing)
     plan = new.plan

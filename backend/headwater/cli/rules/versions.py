@@ -34,7 +34,7 @@ def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False
     does not compile or, unless `allow_missing` is set, names what the source lacks where it decides who gets rows; and
     HW_8105 if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_text(file)
-    seen = see_schema(config.sources)
+    seen = see_schema(config.sources, text)
     with wrong_rules(str(file)):
         compiled, findings = compared(text, seen.schema, allow_missing=allow_missing, advise=True)
     for warning in findings:
@@ -73,7 +73,7 @@ def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
 
 def _print_lacking(config: ServiceConfig, text: str) -> None:
     """Print what the source lacks of what a sync config names."""
-    seen = see_schema(config.sources)
+    seen = see_schema(config.sources, text)
     for finding in of_source(findings_in(text, seen.schema, allow_missing=True)):
         click.echo(finding.render(), err=True)
     click.echo(f"note: {seen.note}", err=True)

@@ -27,7 +27,7 @@ _SHOWN_ROWS = 20
 
 def resync(config: ServiceConfig, tables: Sequence[str], *, wait: bool) -> None:
     """Compare tables with the source and repair differences. Raises HW_8201."""
-    result = _ask(config, RequestKind.RESYNC, {"tables": list(map(_qualified, tables))}, wait=wait)
+    result = _ask(config, RequestKind.RESYNC, {"tables": list(tables)}, wait=wait)
     if result is not None:
         _show_counts(result, "repaired")
 
@@ -55,7 +55,7 @@ def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: b
 
 
 def _audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:
-    result = _ask(config, RequestKind.AUDIT, {"tables": list(map(_qualified, tables)), "repair": repair}, wait=wait)
+    result = _ask(config, RequestKind.AUDIT, {"tables": list(tables), "repair": repair}, wait=wait)
     if result is None:
         return 0
     if as_json:
@@ -67,12 +67,9 @@ def _audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: 
             click.echo(f"  {row['table']} {row['row']}: {row['problem']}{columns}")
         for bucket in result.get("buckets", [])[:_SHOWN_ROWS]:
             click.echo(f"  bucket {bucket['bucket']}: {bucket['problem']}")
-    wrong = bool(result["differences"] or result.get("buckets") or result.get("lookups"))
+    failed = any(table["problem"] for table in result.get("computed", []))
+    wrong = bool(result["differences"] or result.get("buckets") or result.get("lookups") or failed)
     return 1 if wrong and not repair else 0
-
-
-def _qualified(table: str) -> str:
-    return table if "." in table else f"public.{table}"
 
 
 def _show_counts(result: dict[str, Any], word: str) -> None:
@@ -81,8 +78,17 @@ def _show_counts(result: dict[str, Any], word: str) -> None:
         click.echo(f"  {table}: {count:,} rows {word}")
     if not result["differences"]:
         click.echo("  no row differs")
+    for table in result.get("computed", []):
+        click.echo(f"  computed table {table['table']}: {_of_computed(table, word)}")
     if result["ops"]:
         click.echo(f"  devices are sent {result['ops']:,} ops")
+
+
+def _of_computed(table: dict[str, Any], word: str) -> str:
+    if table["problem"]:
+        return f"not compared: {table['problem']}"
+    of = f"{table['differ']:,} of {table['rows']:,} rows {word}, by its query as of {table['lsn']}"
+    return f"{of}; its rows were as of {table['rows_as_of']}"
 
 
 def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: bool) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -18,10 +17,9 @@ from headwater.cli.rules.sync_config import read_text
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.insight.words import count
-from headwater.source.catalog.computed import describe_computed
+from headwater.source.catalog.computed import with_computed
 from headwater.source.catalog.schema import schema_of, see_schema
-from headwater_rules.plan import ComputedTable
-from headwater_rules.schema import DescribedTables, SchemaFormatError, SeenSchema, SourceSchema, not_compared
+from headwater_rules.schema import SchemaFormatError, SeenSchema, SourceSchema, not_compared
 
 if TYPE_CHECKING:
     from headwater.pipeline.spark.engine import SparkEngine
@@ -47,8 +45,9 @@ def found_schema(configs: ConfigSource) -> SeenSchema:
     )
 
 
-def described(configs: ConfigSource, tables: Sequence[ComputedTable]) -> DescribedTables:
-    """What the sources that the service config names, and its Spark, say of computed tables."""
+def described(configs: ConfigSource, schema: SourceSchema, text: str) -> SourceSchema:
+    """The same, with the computed tables of a sync config as the sources of the service config, and its Spark, describe
+    them."""
     config = load(configs, warn=False)
     with ExitStack() as held:
 
@@ -61,7 +60,7 @@ def described(configs: ConfigSource, tables: Sequence[ComputedTable]) -> Describ
             held.callback(spark.stop)
             return SparkEngine(spark)
 
-        return describe_computed(config.sources, tables, lambda table: engine().result(table, threading.Event()))
+        return with_computed(schema, config.sources, text, lambda table: engine().result(table, threading.Event()))
 
 
 def stored_schema(file: Path) -> SeenSchema:

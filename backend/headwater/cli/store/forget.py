@@ -14,12 +14,14 @@ from headwater.errors import HeadwaterError
 from headwater.insight.forget import (
     ForgetPlan,
     Forgetting,
+    check_computed,
     check_source,
     place_of,
     search_target,
     tables_named,
 )
 from headwater.insight.words import count, size
+from headwater.replication.versions import computed_now
 from headwater.storage.address import StoreAddress
 from headwater.storage.open import open_store
 from headwater.storage.sql.forget import LEAST_TEXT, Searched
@@ -49,6 +51,7 @@ def forget(
     with existing_store(config) as store:
         stored = tables_named(store, config.source().name, table)
         check_source(config.source(), stored, row_id, text)
+        check_computed(config.source(), stored, computed_now(store, config.source().tag), row_id, text)
         target = search_target(store, stored, row_id, text, id_too=id_too)
         backend = open_store(store.address)
         with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as compaction:

@@ -1,7 +1,7 @@
 """The audit: checks that source, current rows, buckets and lookups agree, and with repair makes them agree.
 
-Rows are first compared with the source and the rules (see `resync`). Then histories and lookups are compared with the
-rows.
+Rows are first compared with the source and the rules (see `resync`), and computed tables with their queries. Then
+histories and lookups are compared with the rows.
 
 A broken bucket is rebuilt: a CLEAR, then PUTs of all rows that belong in it by the rules, so devices download only this
 bucket again. Spark finds the rows that are in it, beside the stream; rows that the stream writes meanwhile are noted.
@@ -30,6 +30,7 @@ from headwater.oplog.op import put_checksum
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_memberships, replace_memberships
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
+from headwater.replication.jobs.asked import compare_computed
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.requests import RequestKind
@@ -76,7 +77,9 @@ class Audit(Job):
         context, request = self._context, self._request
         self._part = resync = Resync(context, request)
         compared = yield from resync.steps
-        self._part, started = None, time.time()
+        self._part = None
+        computed = yield from compare_computed(context, request)
+        started = time.time()
         job = verify_job(context, request.plans, request.oids)
         verify = partial(context.bulk.verify, job, self._report, self._closed)
         outcome = yield from Background(verify, JobKind.VERIFICATION).steps()
@@ -101,7 +104,9 @@ class Audit(Job):
             rows=outcome.rows,
             ops=outcome.ops,
         )
-        return JobOutcome(result=None if compared.result is None else _result(compared.result, outcome, ops))
+        if compared.result is None:
+            return JobOutcome()
+        return JobOutcome(result=_result({**compared.result, "computed": computed}, outcome, ops))
 
 
 def _result(compared: Mapping[str, object], outcome: VerifyOutcome, ops: int) -> dict[str, object]:

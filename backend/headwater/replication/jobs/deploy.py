@@ -18,7 +18,15 @@ from headwater.replication.computed import computed_tables
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.refresh import Refresh
 from headwater.replication.jobs.resync import Resync, ResyncRequest
-from headwater.replication.versions import RETIRED_AT_ONCE, in_use, needed_for, part_of, waiting_note
+from headwater.replication.versions import (
+    RETIRED_AT_ONCE,
+    check_readers,
+    in_use,
+    needed_for,
+    part_of,
+    to_refresh,
+    waiting_note,
+)
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
@@ -31,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 class Deploy(Job):
     """Deploys one version. Raises SyncConfigError when its text does not compile, or when another definition has the
-    name of one of its own. Until it is `prepared`, failed attempts do not count in which the source can't be
-    reached."""
+    name of one of its own; ComputedTableError when rows of a computed table can't be made what it is to serve. Until it
+    is `prepared`, failed attempts do not count in which the source can't be reached."""
 
     kind = JobKind.DEPLOY
 
@@ -63,6 +71,7 @@ class Deploy(Job):
         check_names(plan, context.store.known_definitions())
         complete = context.store.complete_definitions(context.name)
         missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
+        yield from self._recompute(used.plans)
         context.store.begin_definitions(context.lease, missing)
         known = list(context.all_stored().values())
         new = self._create_tables(plan)
@@ -74,7 +83,8 @@ class Deploy(Job):
                 yield from self._compute([*used.plans, plan])
             finally:
                 context.stream.recording.watch(())
-            waiting = context.store.activate(context.lease, self._version.id, needed)
+            others = () if self._version.state is VersionState.ACTIVE else self._others_to_refresh()
+            waiting = context.store.activate(context.lease, self._version.id, needed, others)
             if waiting is None:
                 _log.info("version %d of the sync config was replaced before it became active", self._version.id)
                 return JobOutcome(follow=True)
@@ -137,6 +147,25 @@ class Deploy(Job):
                 store.take_page(lease, part, page, written.get(part.table, ()))
             # else truncated since: the rows of its new generation were evaluated by both plans
         self._pages = 0, 0
+
+    def _recompute(self, plans: Sequence[SyncPlan]) -> Steps[None]:
+        """Refresh computed tables whose rows must not be served by the version as they are, by `plans`: the version's
+        own definitions are evaluated after that. Raises ComputedTableError."""
+        context, yaml = self._context, self._version.yaml
+        if self._version.state is VersionState.ACTIVE:
+            return
+        edited = to_refresh(context.store, yaml, context.name, context.tag)
+        for table in edited:
+            check_readers(context.store, yaml, table)
+        for table in edited:
+            self._refresh = Refresh(context, plans, table, demanded=True)
+            yield from self._refresh.steps
+            self._refresh = None
+
+    def _others_to_refresh(self) -> list[str]:
+        context, yaml = self._context, self._version.yaml
+        others = ((name, tag) for name, tag in context.peers.items() if name != context.name)
+        return [name for name, tag in others if to_refresh(context.store, yaml, name, tag)]
 
     def _compute(self, plans: Sequence[SyncPlan]) -> Steps[None]:
         """Compute new computed tables for the first time. One that can't be computed does not hold the version up."""

@@ -28,6 +28,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.oplog.row_id import RowIdentity
 from headwater.pipeline.compare import BothSides, StoreRows, keyed_row
 from headwater.replication.computed import (
+    CUT_SHORT,
     RefreshState,
     computed_tables,
     definition_of,
@@ -37,6 +38,7 @@ from headwater.replication.computed import (
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.stream.commit_watch import Commits, last_commits
 from headwater.replication.tables.changes import empty
+from headwater.source.rows.copy import TableChangedError
 from headwater.source.rows.query import ComputedResult, ComputedTableError, Described, ResultReader, fault
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
@@ -47,6 +49,19 @@ _log = logging.getLogger(__name__)
 _MEMORIES = 4
 """How many times the source's memory, in characters, both sides of a comparison may take."""
 _AFTER_FAULT = 60.0  # seconds, if nothing happens before
+_LONGEST_PAUSE = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a refresh of a table saw: of how many rows of the result, as of which LSN, how many differed from the rows
+    that were there; or the `problem` for which it saw nothing."""
+
+    table: str
+    rows: int = 0
+    differ: int = 0
+    lsn: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +71,28 @@ class _Compared:
 
 
 class Refresh(Job):
-    """Refreshes one table that `plans` read. The result shows the transactions `after` (by xid)."""
+    """Refreshes one table that `plans` read. The result shows the transactions `after` (by xid). A fault is noted, and
+    raised as well where the result is `demanded`. With `look_only`, rows are compared, and nothing is changed."""
 
     kind = JobKind.REFRESH
 
     def __init__(
-        self, context: JobContext, plans: Sequence[SyncPlan], table: ComputedTable, after: Collection[int] = ()
+        self,
+        context: JobContext,
+        plans: Sequence[SyncPlan],
+        table: ComputedTable,
+        after: Collection[int] = (),
+        *,
+        demanded: bool = False,
+        look_only: bool = False,
     ) -> None:
         super().__init__(context)
         self.table = table
         self.after = frozenset(after)
         self.done = False
+        self.looked = Looked(table.name)
+        self._demanded = demanded
+        self._look_only = look_only
         self._plans = plans
         self._doing = "waiting for the source"
         self._reader: ComputedResult = (
@@ -92,16 +118,21 @@ class Refresh(Job):
             yield from self._refresh(started)
         except (ComputedTableError, EngineError, NoJavaError) as error:
             _log.warning("%s", error)
-            self._note(
-                replace(
-                    self._state(),
-                    tried=definition_of(self.table),
-                    code=error.code,
-                    what=error.what,
-                    fix=error.fix,
-                    failed_at=time.time(),
+            self.looked = replace(self.looked, problem=error.what)
+            if not self._look_only:
+                self._note(
+                    replace(
+                        self._state(),
+                        tried=definition_of(self.table),
+                        code=error.code,
+                        what=error.what,
+                        fix=error.fix,
+                        failed_at=time.time(),
+                        unfinished=0,
+                    )
                 )
-            )
+            if self._demanded:
+                raise
         self.done = True
         return JobOutcome()
 
@@ -110,24 +141,23 @@ class Refresh(Job):
         opening = Background(partial(reader.open, self.after), JobKind.REFRESH)
         try:
             described = yield from opening.steps()
-            stored = self._fitted(described)
-            if stored is None:
+            if self._look_only:
+                self._check_unchanged(described)
+            rekeyed = self._of_other_key(described)
+            stored = None if rekeyed is not None else self._fitted(described)
+            if stored is None and rekeyed is None:
                 reader.close()
                 return
-            if reader.version and self._is_of(before, reader.version, stored):
+            if stored is not None and not self._look_only and self._is_of(before, reader.version, stored):
                 reader.close()
-                self._note(
-                    replace(
-                        before,
-                        lsn=format_lsn(context.stream.position),
-                        at=time.time(),
-                        seconds=time.time() - started,
-                        changed=0,
-                    )
-                )
+                self._note_same(before, started)
                 return
-            ranges = context.places(stored.id).ranges
-            comparing = Background(partial(self._compare, stored, self._job(stored), ranges), JobKind.REFRESH)
+            if not self._look_only:
+                self._note_begun()
+            relation = described.relation if stored is None else stored.relation
+            ranges = () if stored is None else context.places(stored.id).ranges
+            compare = partial(self._compare, relation, stored, self._job(stored), ranges)
+            comparing = Background(compare, JobKind.REFRESH)
         except BaseException:
             reader.cancel()
             opening.discard(lambda _: reader.close())
@@ -135,13 +165,31 @@ class Refresh(Job):
         try:
             self._doing = "comparing its result"
             compared = yield from comparing.steps()
+        except TableChangedError:  # it came to an end
+            self._note(replace(self._state(), unfinished=0))
+            raise
         except BaseException:
             reader.cancel()
             raise
+        seen = format_lsn(reader.seen or context.stream.position)
+        self.looked = Looked(self.table.name, compared.rows, len(compared.differences), seen)
+        if not self._look_only:
+            yield from self._take_over(described, stored, compared, started)
+
+    def _take_over(
+        self, described: Described, stored: StoredTable | None, compared: _Compared, started: float
+    ) -> Steps[None]:
+        """Write what differs once the stream has come to the result; without `stored`, into a table made anew."""
+        context, reader = self._context, self._reader
         self._doing = "waiting for the stream"
         while context.stream.position < reader.seen:
             yield
         failpoint("refresh.before_merge")
+        if self._state().of != definition_of(self.table):
+            self._note(replace(self._state(), of=""))
+        stored = stored or self._made_anew(described)
+        if stored is None:
+            return
         ops = self._merge(stored, compared.differences)
         yield  # the flush may be open until the stream has passed values that it read
         failpoint("refresh.after_merge")
@@ -160,6 +208,7 @@ class Refresh(Job):
                 reads=tuple(sorted(described.reads)),
                 unseen=described.unseen,
                 version=reader.version,
+                of=definition_of(self.table),
             )
         )
         level = logging.INFO if compared.differences else logging.DEBUG
@@ -177,22 +226,40 @@ class Refresh(Job):
 
     def _is_of(self, state: RefreshState, version: str, stored: StoredTable) -> bool:
         """Whether the rows are those of this version of what is read."""
-        same = state.version == version and state.tried == definition_of(self.table)
+        same = bool(version) and state.version == version and state.of == definition_of(self.table)
         return same and not state.code and stored.resync is None
 
     # the table in the store
 
+    def _check_unchanged(self, described: Described) -> None:
+        """Raises ComputedTableError where rows can't be compared, since those of the result have other columns."""
+        stored = self._stored()
+        if stored is None or stored.relation != replace(described.relation, oid=stored.relation.oid):
+            what = "its rows are not compared: the result has other columns than these, until the next refresh"
+            raise fault(self.table, what, "wait for the next refresh", "HW_2705")
+
+    def _of_other_key(self, described: Described) -> StoredTable | None:
+        """The stored table, if its rows have other ids than those of the result."""
+        stored = self._stored()
+        return stored if stored is not None and _key(stored.relation) != _key(described.relation) else None
+
+    def _made_anew(self, described: Described) -> StoredTable | None:
+        """Replace a table of another key by one without rows; not before the result is known to be without fault."""
+        former = self._of_other_key(described)
+        if former is not None:
+            _log.info("computed table %s has another key: its rows are removed first", self.table.name)
+            remove_computed(self._context, former, self._plans)
+        return self._fitted(described)
+
+    def _stored(self) -> StoredTable | None:
+        there = self._context.all_stored().values()
+        return next((each for each in there if each.computed and each.relation.name == self.table.name), None)
+
     def _fitted(self, described: Described) -> StoredTable | None:
         """The stored table, made what the result needs, and followed. None when no plan reads it."""
-        context, definition = self._context, definition_of(self.table)
-        there = {table.relation.oid: table for table in context.store.all_tables(context.name) if table.computed}
-        stored = next((each for each in there.values() if each.relation.name == self.table.name), None)
-        if stored is not None and _key(stored.relation) != _key(described.relation):
-            _log.info("computed table %s has another key: its rows are removed first", self.table.name)
-            remove_computed(context, stored, self._plans)
-            stored = None
+        context, definition, stored = self._context, definition_of(self.table), self._stored()
         if stored is None:
-            relation = replace(described.relation, oid=min([0, *there]) - 1)
+            relation = replace(described.relation, oid=min([0, *context.all_stored()]) - 1)
             (stored,) = context.store.create_tables(
                 context.lease, context.name, [(relation, definition)], ResyncReason(Cause.NEW)
             )
@@ -223,26 +290,28 @@ class Refresh(Job):
 
     # its rows
 
-    def _job(self, stored: StoredTable) -> CompareJob:
+    def _job(self, stored: StoredTable | None) -> CompareJob:
         """What reading the store's rows takes. Rows are evaluated only after the columns changed."""
         context = self._context
+        plans = tuple(self._plans) if stored is not None and stored.has(Cause.REDEFINED) else ()
         return CompareJob(
             source=context.source,
             snapshot="",
             tables=(),
-            plans=tuple(self._plans) if stored.has(Cause.REDEFINED) else (),
-            types=types_of(context.connection, [stored]),
+            plans=plans,
+            types=types_of(context.connection, [] if stored is None else [stored]),
             keys=context.store.keys(),
             store=context.store.address,
             directory="",
-            now=context.stream.job_time(self._plans if stored.has(Cause.REDEFINED) else ()),
+            now=context.stream.job_time(plans),
         )
 
-    def _compare(self, stored: StoredTable, job: CompareJob, ranges: Sequence[tuple[int, int]]) -> _Compared:
-        """In a thread: read the result, and the stored rows at places within `ranges`. Closes the reader. Raises
-        ComputedTableError."""
+    def _compare(
+        self, relation: Relation, stored: StoredTable | None, job: CompareJob, ranges: Sequence[tuple[int, int]]
+    ) -> _Compared:
+        """In a thread: read the result, whose rows are of `relation`, and the stored rows at places within `ranges`.
+        Closes the reader. Raises ComputedTableError."""
         both, rows = BothSides(), 0
-        relation = stored.relation
         identity, width = RowIdentity.of(relation), len(relation.columns)
         try:
             for lines in self._reader.lines(relation, job.source.batch_bytes):
@@ -257,13 +326,14 @@ class Refresh(Job):
                 rows += len(lines)
                 self._check_size(both, job)
             self._reader.finish()
-            for first, end in ranges:
-                for batch in StoreRows(stored, first, end).rows(job):
-                    both.of_store(batch)
-                    self._check_size(both, job)
+            if stored is not None:
+                for first, end in ranges:
+                    for batch in StoreRows(stored, first, end).rows(job):
+                        both.of_store(batch)
+                        self._check_size(both, job)
         finally:
             self._reader.close()
-        differences = both.differences(stored.id)
+        differences = both.differences(0 if stored is None else stored.id)
         twice = sum(each.copies > 1 for each in differences)
         if twice:
             what = f"{twice:,} keys ({', '.join(self.table.key)}) are in several rows of the result"
@@ -296,6 +366,17 @@ class Refresh(Job):
     def _state(self) -> RefreshState:
         known = refresh_states(self._context.store, self._context.name)
         return known.get(self.table.name, RefreshState(self.table.name))
+
+    def _note_same(self, before: RefreshState, started: float) -> None:
+        """What was read is of the same version as before."""
+        position, now = format_lsn(self._context.stream.position), time.time()
+        self._note(replace(before, lsn=position, at=now, seconds=now - started, changed=0, unfinished=0))
+
+    def _note_begun(self) -> None:
+        """Before the query runs: where that ends the server, or this process, nothing can be noted any more."""
+        state, tried = self._state(), definition_of(self.table)
+        before = state.unfinished if state.tried == tried else 0
+        self._note(replace(state, tried=tried, unfinished=before + 1, begun_at=time.time()))
 
     def _note(self, state: RefreshState) -> None:
         states = refresh_states(self._context.store, self._context.name) | {state.name: state}
@@ -334,10 +415,11 @@ class RefreshSchedule:
         self._take()
         return self._next() is not None
 
-    def next(self, plans: Sequence[SyncPlan]) -> Refresh | None:
-        """The refresh to run now, of the tables that these plans read. Tables that none of them reads are removed."""
+    def next(self, plans: Sequence[SyncPlan], coming: SyncPlan | None = None) -> Refresh | None:
+        """The refresh to run now, of the tables that these plans read. Tables that none of them reads are removed. The
+        queries of `coming` count first: it waits for other sources, and its tables have been refreshed."""
         self._take()
-        self._follow(plans)
+        self._follow(plans, computed_tables(plans if coming is None else [coming, *plans]))
         name = self._next()
         if name is None:
             return None
@@ -345,8 +427,8 @@ class RefreshSchedule:
         self._current = Refresh(self._context, plans, self._tables[name], self._wanted.get(name, ()))
         return self._current
 
-    def _follow(self, plans: Sequence[SyncPlan]) -> None:
-        context, tables = self._context, computed_tables(plans)
+    def _follow(self, plans: Sequence[SyncPlan], tables: Mapping[str, ComputedTable]) -> None:
+        context = self._context
         there = {each.relation.name: each for each in context.store.all_tables(context.name) if each.computed}
         for name in there.keys() - tables.keys():
             _log.info("computed table %s is in no sync config any more: its rows are removed", name)
@@ -378,7 +460,9 @@ class RefreshSchedule:
         if job is None or not job.over:
             return
         self._current = None
-        if job.done:
+        if not job.done:
+            self._states = refresh_states(self._context.store, self._context.name)
+        else:
             self._ended[job.table.name] = time.monotonic()
             before = self._watched.get(job.table.name, frozenset())
             left = [xid for xid in self._wanted.pop(job.table.name, ()) if xid not in job.after]
@@ -396,15 +480,19 @@ class RefreshSchedule:
     def _seconds_to(self, table: ComputedTable) -> float | None:
         """In how many seconds a table is due; None for one that waits for a commit."""
         refresh, state = table.refresh, self._states.get(table.name, RefreshState(table.name))
+        if state.unfinished >= CUT_SHORT:  # it may be the query that ends the server each time
+            pause = min(_AFTER_FAULT * 2.0 ** min(state.unfinished - CUT_SHORT, 10), _LONGEST_PAUSE)
+            if state.tried == definition_of(table) and time.time() < state.begun_at + pause:
+                return state.begun_at + pause - time.time()
         ended = self._ended.get(table.name)
         if ended is None:
-            new = state.code or state.tried != definition_of(table) or table.name not in self._there
+            new = state.code or state.of != definition_of(table) or state.unfinished or table.name not in self._there
             if new or refresh.every is None or any(refresh.watched):
                 return 0.0  # commits from before the start may not have been taken into account
             return state.at + refresh.every - time.time()
         since = time.monotonic() - ended
         waits = [refresh.every] if refresh.every is not None else []
-        if table.name in self._wanted or state.tried != definition_of(table):
+        if table.name in self._wanted or state.tried != definition_of(table) or state.unfinished:
             waits.append(0.0)
         if state.code:
             waits.append(_AFTER_FAULT)

@@ -23,6 +23,7 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError, MachineError, machine_errors
 from headwater.replication.errors import SchemaChangedError, SourceReplacedError, StreamProtocolError
 from headwater.replication.intervals import PollIntervals
+from headwater.replication.jobs.asked import AskedResync
 from headwater.replication.jobs.audit import Audit
 from headwater.replication.jobs.deploy import Deploy
 from headwater.replication.jobs.job import Job, JobContext, JobOutcome
@@ -40,11 +41,13 @@ from headwater.replication.versions import (
     in_use,
     part_of,
     progress_note,
+    to_refresh,
     waiting_note,
     waits_for,
 )
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.rows.copy import TableChangedError
+from headwater.source.rows.query import ComputedTableError
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import (
     BucketKeyTakenError,
@@ -167,7 +170,7 @@ class JobQueue:
         if used.obsolete:
             self.follow()
             return None
-        refresh = self._refreshes.next(used.plans)
+        refresh = self._refreshes.next(used.plans, self._waiting_part())
         return None if refresh is None else QueuedJob(refresh)
 
     def _follow_unlocked(self, tables: Sequence[int]) -> None:
@@ -192,10 +195,20 @@ class JobQueue:
         active = in_state(store, VersionState.ACTIVE)
         return None if active is None or self._is_done(active) else active
 
+    def _waiting_part(self) -> SyncPlan | None:
+        """The source's part of a version that waits for other sources."""
+        processing = in_state(self._context.store, VersionState.PROCESSING)
+        done = processing is not None and self._is_done(processing)
+        return part_of(processing.yaml, self._context.tag) if processing is not None and done else None
+
     def _is_done(self, version: ConfigVersion) -> bool:
         """Whether the source has done its part of a version."""
         try:
             needed = definitions_of(part_of(version.yaml, self._context.tag))
+            if version.state is VersionState.PROCESSING and to_refresh(
+                self._context.store, version.yaml, self._context.name, self._context.tag
+            ):
+                return False
         except SyncConfigError:
             return version.state is VersionState.ACTIVE  # its deploy fails and says why
         return needed.items() <= self._context.store.complete_definitions(self._context.name).items()
@@ -219,14 +232,14 @@ class JobQueue:
             self.end_request(request, RequestState.FAILED, {"error": str(error)})
             return None
         self._context.store.update_request(self._context.lease, request.id, RequestState.RUNNING, progress="starting")
-        job = (Audit if request.kind == RequestKind.AUDIT else Resync)(self._context, wanted)
+        job = (Audit if request.kind == RequestKind.AUDIT else AskedResync)(self._context, wanted)
         return QueuedJob(job, request=request)
 
     def _resync_request(self, request: Request) -> ResyncRequest:
         payload = orjson.loads(request.payload or "{}")
         names = payload.get("tables") or []
-        stored = self._context.stored()
-        by_name = {t.relation.qualified_name: oid for oid, t in stored.items()}
+        by_name = {t.relation.qualified_name: oid for oid, t in self._context.all_stored().items()}
+        names = [name if name in by_name or "." in name else f"public.{name}" for name in names]
         unknown = [name for name in names if name not in by_name]
         if unknown:
             known = ", ".join(sorted(by_name)) or "none"
@@ -363,7 +376,7 @@ class JobScheduler:
         try:
             with machine_errors():
                 outcome = queued.job.step()
-        except SyncConfigError as error:
+        except (SyncConfigError, ComputedTableError) as error:
             self._give_up(queued, str(error), everywhere=True)
             return
         except EngineError as error:

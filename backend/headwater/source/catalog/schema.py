@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 
 from headwater.decode.types import values_of
 from headwater.errors import HeadwaterError
+from headwater.source.catalog.computed import with_computed
 from headwater.source.catalog.publications import PublicationError, load_publications, memberships
 from headwater.source.catalog.published import PublishedTable, load_types, published_tables
 from headwater.source.catalog.read import identifies, load_leaves
@@ -79,8 +80,9 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
     return SourceSchema(tuple(tables), tuple(others))
 
 
-def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
-    """The tables of the sources that can be read now, if any can; the note names the others."""
+def see_schema(sources: Sequence[SourceSettings], text: str = "") -> SeenSchema:
+    """The tables of the sources that can be read now, if any can; the note names the others. With the text of a sync
+    config, what sources say of its computed tables too."""
     if not sources:
         return not_compared("no source is configured")
     schemas: list[tuple[SourceSettings, SourceSchema]] = []
@@ -93,7 +95,10 @@ def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
     if not schemas:
         several = len(unread) > 1
         return not_compared("; ".join(f"{source.name}: {error}" if several else str(error) for source, error in unread))
-    return _seen(schemas, unread)
+    seen = _seen(schemas, unread)
+    if seen.schema is None or not text:
+        return seen
+    return replace(seen, schema=with_computed(seen.schema, [source for source, _ in schemas], text))
 
 
 def schema_of(sources: Sequence[SourceSettings]) -> SeenSchema:

@@ -385,12 +385,15 @@ class StoreWriter(ABC):
                 failpoint("deploy.before_commit")
             return _version(version)
 
-    def activate(self, lease: Lease, version: int, needed: Mapping[str, Mapping[str, str]]) -> list[str] | None:
+    def activate(
+        self, lease: Lease, version: int, needed: Mapping[str, Mapping[str, str]], waits_for: Collection[str] = ()
+    ) -> list[str] | None:
         """Complete what a version needs of the lease's source. Serve it from now on and stop the one before, in one
         transaction that moves the checkpoint, if that was the last source that it waited for. `needed` has the bucket
         definitions (name to digest) by source. A source that was never followed is not waited for: what is there of
-        it comes as with one that is added later. Definitions that were complete before stay so until `retire`. Returns
-        the sources that the version waits for, none once it is served; None when another version was deployed since."""
+        it comes as with one that is added later. Those in `waits_for` are, in any case. Definitions that were complete
+        before stay so until `retire`. Returns the sources that the version waits for, none once it is served; None when
+        another version was deployed since."""
         with self._work() as db:
             with db.transaction(lease):
                 op = ops.lock_state(db)
@@ -398,9 +401,9 @@ class StoreWriter(ABC):
                 if not db.rows(f"{wanted}{db.dialect.for_update}", version):
                     return None
                 control.complete(db, lease.name, needed[lease.name])
-                waiting = control.waiting_for(db, needed)
+                waiting = {*control.waiting_for(db, needed), *waits_for}
                 if waiting:
-                    return waiting
+                    return sorted(waiting)
                 control.set_active(db, version)
                 ops.move_checkpoint(db, op, lease.name, "[]", "[]")
                 db.notify()
