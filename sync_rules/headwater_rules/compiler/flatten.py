@@ -11,6 +11,7 @@ from sqlglot import exp
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
 from headwater_rules.compiler.functions import wrong_call
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
+from headwater_rules.compiler.optional_joins import joining, refuse_selected
 from headwater_rules.compiler.relations import (
     All,
     Atom,
@@ -42,6 +43,7 @@ _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"}
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
 _JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # some have better messages of their own
 _INNER = frozenset({"", "INNER", "CROSS"})
+_LEFT = frozenset({"", "OUTER"})
 
 
 def flatten(context: Context, text: SqlText, outer: Scope | None = None) -> Selection:
@@ -68,6 +70,7 @@ class _Select:
         self._value = self._scalars.frag
         self._tables: set[int] = set()
         self._conditions: list[Condition] = []
+        self._optional: dict[int, Condition] = {}  # the ON of each left join
 
     def run(self, node: exp.Select) -> Selection:
         self._scalars.only(node, _SELECT_PARTS)
@@ -85,20 +88,54 @@ class _Select:
         columns = self._columns(node)
         if node.args.get("where"):
             self._conditions.append(self._guarded(node.args["where"].this, negate=False))
-        return Selection(tuple(columns), All(tuple(self._conditions)), frozenset(self._tables))
+        return Selection(tuple(columns), self._joined(columns), frozenset(self._tables))
+
+    def _joined(self, columns: list[SelectedColumn | SelectedStar]) -> Condition:
+        """The whole condition, with left joins where it needs them."""
+        condition: Condition = All(tuple(self._conditions))
+        if not self._optional:
+            return condition
+        for column in columns:
+            if (error := refuse_selected(self._context, column, self._optional)) is not None:
+                self._context.report.add(error)
+        for number in sorted(self._tables):
+            if self._context.owner(number) in self._optional:
+                at = self._context.instances[number].node
+                self._context.report.add(unsupported("an array of a left join can't stand in FROM", at))
+        return joining(self._context, condition, self._optional)
 
     # FROM
 
     def _join(self, join: exp.Join) -> None:
-        if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
+        side, kind = join.args.get("side") or "", join.args.get("kind") or ""
+        if side == "LEFT" and not join.args.get("method") and kind in _LEFT:
+            self._left_join(join)
+            return
+        if side or join.args.get("method") or kind not in _INNER:
             hint = "list the tables in FROM and compare in WHERE"
-            self._context.report.add(unsupported("only inner joins are supported", join, hint))
+            self._context.report.add(unsupported("only inner and left joins are supported", join, hint))
         if join.args.get("using"):
             self._context.report.add(unsupported("`USING` is not supported", join, "write `ON a.x = b.x`"))
         self._scalars.only(join, _JOIN_PARTS)
         self._from(join.this)
         if join.args.get("on"):
             self._conditions.append(self._guarded(join.args["on"], negate=False))
+
+    def _left_join(self, join: exp.Join) -> None:
+        self._scalars.only(join, _JOIN_PARTS - {"using"})
+        joined, on = join.this, join.args.get("on")
+        is_table = isinstance(joined, exp.Table) and isinstance(joined.this, exp.Identifier)
+        if not is_table or joined.args.get("joins") or self._cte(joined) is not None:
+            raise unsupported("only a table can be the right side of a left join", join, "name the table, and use ON")
+        if on is None:
+            raise unsupported("a left join needs ON", join, "write `ON a.x = b.x`")
+        before = set(self._tables)
+        self._from(joined)
+        for number in self._tables - before:
+            # the ON of a later join may read the table of an earlier one
+            condition = joining(self._context, self._guarded(on, negate=False), self._optional)
+            self._tables.remove(number)
+            self._optional[number] = condition
 
     def _from(self, node: exp.Expr) -> None:
         alias = node.args.get("alias")

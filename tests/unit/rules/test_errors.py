@@ -42,7 +42,7 @@ def error_in(query: str) -> RuleError:
         ("SELECT * FROM t GROUP BY a", "a", "`GROUP BY` is not supported"),
         ("SELECT DISTINCT ON (a) * FROM t", "a", "`DISTINCT ON` is not supported"),
         ("SELECT * FROM t FOR UPDATE", None, "`FOR UPDATE` is not supported"),
-        ("SELECT t.* FROM t LEFT JOIN u ON t.a = u.a", "u ON t.a = u.a", "only inner joins"),
+        ("SELECT t.* FROM t RIGHT JOIN u ON t.a = u.a", "u ON t.a = u.a", "only inner and left joins"),
         ("SELECT t.* FROM t JOIN u USING (a)", "u USING (a)", "`USING` is not supported"),
         ("SELECT a FROM t, u", "a", "must be qualified"),
         ("SELECT t.*, u.x FROM t, u WHERE t.a = u.a", "u.x", "must come from one table"),
@@ -274,7 +274,7 @@ streams:
   a:
     queries:
       - SELECT foo(x), bar(y) + baz(z) AS q FROM todos WHERE upper(a, b) = lowr(c) AND b > auth.user_id() AND d ~ 'x'
-      - SELECT x.id, y FROM todos LEFT JOIN lists USING (id) ORDER BY 1 LIMIT 3
+      - SELECT x.id, y FROM todos RIGHT JOIN lists USING (id) ORDER BY 1 LIMIT 3
       - SELECT * FRM t
       - 5
     priority: 9
@@ -307,7 +307,7 @@ def test_one_error_hides_no_other() -> None:
         (10, "regular expressions are not supported"),
         (11, "no table `x` in scope"),
         (11, "columns must be qualified where several tables are in scope"),
-        (11, "only inner joins are supported"),
+        (11, "only inner and left joins are supported"),
         (11, "`USING` is not supported"),
         (11, "`ORDER BY` is not supported"),
         (11, "`LIMIT` is not supported"),
