@@ -84,13 +84,25 @@ class StoreRows:
     end: int
 
     def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
-        layouts = self.table.layouts
         kind = RowIdentity.of(self.table.relation).kind
+        for batch in self.lines(job):
+            found: list[ComparedRow] = []
+            for row_id, line, mark in batch:
+                if kind is IdentityKind.KEY:
+                    found.append(keyed_row(job.keys, row_id, line, "", mark))
+                else:
+                    # Under former names of columns, its values are nulls here; it is looked up by its id
+                    known = kind is IdentityKind.FULL and not is_stub(line)
+                    found.append(_content(job.keys, line, mark, content_of(row_id) if known else None))
+            yield found
+
+    def lines(self, job: CompareJob) -> Iterator[list[StoredLine]]:
+        layouts = self.table.layouts
         bounds = bind_layouts(job.plans, job.source.name, layouts, job.types, self.table.id, job.keys)
         has_clock = any(bound is not None and bound.has_clock for bound in bounds)
         times, store = Times(), open_store(job.store)
         for batch in store.read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
-            found: list[ComparedRow] = []
+            found: list[StoredLine] = []
             if has_clock:  # a row that was evaluated again meanwhile may seem wrong: who merges looks again
                 times = Times(job.now, store.read_flips(self.table.id, [row.row_id for _, row in batch]))
             for _, row in batch:
@@ -99,13 +111,12 @@ class StoreRows:
                     line = _present_line(layouts, row)
                     if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row, times):
                         mark = _FLAWED
-                if kind is IdentityKind.KEY:
-                    found.append(keyed_row(job.keys, row.row_id, line, "", mark))
-                else:
-                    # Under former names of columns, its values are nulls here; it is looked up by its id
-                    known = kind is IdentityKind.FULL and not is_stub(line)
-                    found.append(_content(job.keys, line, mark, content_of(row.row_id) if known else None))
+                found.append((row.row_id, line, mark))
             yield found
+
+
+StoredLine = tuple[str, str, str]
+"""A row id, the row's line in the last layout, and its mark: _FLAWED where it is not in the right buckets."""
 
 
 Rows = SourceRows | StoreRows
@@ -260,6 +271,41 @@ class BothSides:
             for key, same in self._rows.items()
             if same.copies != same.stored or same.least != same.greatest
         ]
+
+
+class KeyedSides:
+    """All rows of one table with key, those of the source first, where both sides come to this process: lines are
+    compared as they are, since to make digests would be most of the work. `size` is about how many characters are in
+    memory, and `twice` has the keys of several rows of the source."""
+
+    def __init__(self) -> None:
+        self._of_source: dict[str, str] = {}
+        self._gone: list[tuple[str, str]] = []
+        self.twice: set[str] = set()
+        self.size = 0
+
+    def of_source(self, keys: Sequence[str], lines: Sequence[str]) -> None:
+        rows = self._of_source
+        for key, line in zip(keys, lines, strict=True):
+            if key in rows:
+                self.twice.add(key)
+            rows[key] = line
+        self.size += sum(map(len, keys)) + sum(map(len, lines)) + _A_ROW * len(keys)
+
+    def of_store(self, rows: Sequence[StoredLine]) -> None:
+        found = self._of_source
+        for key, line, mark in rows:
+            wanted = found.get(key)
+            if wanted is None:
+                self._gone.append((key, line))
+                self.size += len(key) + len(line) + _A_ROW
+            elif mark == _SOUND and (wanted == line or (is_stub(line) and is_stub(stored_line(wanted)))):
+                del found[key]
+
+    def differences(self, table: int) -> list[Difference]:
+        """The rows that only one side has, or that have other values or flaws."""
+        there = [Difference(table, key, line, 1) for key, line in self._of_source.items()]
+        return there + [Difference(table, key, line, 0) for key, line in self._gone]
 
 
 @dataclass(frozen=True, slots=True)

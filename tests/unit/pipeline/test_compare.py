@@ -20,7 +20,9 @@ from headwater.bulk.contract import CompareJob, CompareTable, Difference
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
+from headwater.oplog.limits import ROW_LIMIT, stored_line
 from headwater.oplog.row_id import content_id
+from headwater.pipeline.compare import KeyedSides
 from headwater.pipeline.jobs import find_differences
 from headwater.pipeline.snapshot import Partition
 from headwater.source.catalog.published import PublishedTable
@@ -141,3 +143,24 @@ def test_table_larger_than_expected(sides: TwoSides) -> None:
     sides.monkeypatch.setattr(headwater.pipeline.compare, "MOST_CHARACTERS", 10_000)
     sides.rows = [Copies(1, [number % 7 == 0]) for number in range(1000)]
     sides.check()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("xyz")), max_size=8),
+    st.dictionaries(st.sampled_from("abcde"), st.tuples(st.sampled_from("xyz"), st.booleans())),
+)
+def test_both_sides_in_one_process(source: list[tuple[str, str]], stored: dict[str, tuple[str, bool]]) -> None:
+    sides, lines = KeyedSides(), dict(source)
+    sides.of_source([key for key, _ in source], [line for _, line in source])
+    sides.of_store([(key, line, "\0flawed" if flawed else "") for key, (line, flawed) in stored.items()])
+    there = {Difference(7, key, line, 1) for key, line in lines.items() if stored.get(key) != (line, False)}
+    gone = {Difference(7, key, line, 0) for key, (line, _) in stored.items() if key not in lines}
+    assert set(sides.differences(7)) == there | gone
+    assert sides.twice == {key for key, _ in source if [each for each, _ in source].count(key) > 1}
+
+
+def test_row_that_is_too_large_on_both_sides_does_not_differ() -> None:
+    large, sides = "x" * (ROW_LIMIT + 1), KeyedSides()
+    sides.of_source(["a", "b", "c"], [large, large, "small"])
+    sides.of_store([("a", stored_line(large), ""), ("b", "small", ""), ("c", stored_line(large), "")])
+    assert [difference.key for difference in sides.differences(1)] == ["b", "c"]

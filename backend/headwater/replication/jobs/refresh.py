@@ -1,7 +1,7 @@
 """Refreshes a computed table: runs its query in the source, and merges the rows in which the result differs.
 
 1. In one snapshot of the source, the query is described. The table is created, or gets another layout, if need be.
-2. The result is compared with the current rows by key and digest, in this process.
+2. The result is compared with the current rows by key, in this process.
 3. When the stream has passed the snapshot, what differs is written in one transaction of the store: a device never
    shows rows of two results, nor a result that is newer than the tables beside it.
 
@@ -26,7 +26,7 @@ from headwater.failpoints import failpoint
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.row_id import RowIdentity
-from headwater.pipeline.compare import BothSides, StoreRows, keyed_row
+from headwater.pipeline.compare import KeyedSides, StoreRows
 from headwater.replication.computed import (
     CUT_SHORT,
     RefreshState,
@@ -311,34 +311,27 @@ class Refresh(Job):
     ) -> _Compared:
         """In a thread: read the result, whose rows are of `relation`, and the stored rows at places within `ranges`.
         Closes the reader. Raises ComputedTableError."""
-        both, rows = BothSides(), 0
+        both, rows = KeyedSides(), 0
         identity, width = RowIdentity.of(relation), len(relation.columns)
         try:
             for lines in self._reader.lines(relation, job.source.batch_bytes):
                 keys = [key_cells(line, width, identity.columns) for line in lines]
                 self._check_nulls(relation, keys, identity)
-                both.of_source(
-                    [
-                        keyed_row(job.keys, key, line, line)
-                        for key, line in zip(map(identity.key, keys), lines, strict=True)
-                    ]
-                )
+                both.of_source([identity.key(key) for key in keys], lines)
                 rows += len(lines)
                 self._check_size(both, job)
             self._reader.finish()
             if stored is not None:
                 for first, end in ranges:
-                    for batch in StoreRows(stored, first, end).rows(job):
+                    for batch in StoreRows(stored, first, end).lines(job):
                         both.of_store(batch)
                         self._check_size(both, job)
         finally:
             self._reader.close()
-        differences = both.differences(0 if stored is None else stored.id)
-        twice = sum(each.copies > 1 for each in differences)
-        if twice:
-            what = f"{twice:,} keys ({', '.join(self.table.key)}) are in several rows of the result"
+        if both.twice:
+            what = f"{len(both.twice):,} keys ({', '.join(self.table.key)}) are in several rows of the result"
             raise fault(self.table, what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
-        return _Compared(rows, differences)
+        return _Compared(rows, both.differences(0 if stored is None else stored.id))
 
     def _check_nulls(self, relation: Relation, keys: Sequence[Sequence[str | None]], identity: RowIdentity) -> None:
         for place in identity.columns:
@@ -346,7 +339,7 @@ class Refresh(Job):
                 what = f"a row of the result has no value in {relation.columns[place].name}, which is of the key"
                 raise fault(self.table, what, "leave such rows out, or `coalesce` the value", "HW_2704")
 
-    def _check_size(self, both: BothSides, job: CompareJob) -> None:
+    def _check_size(self, both: KeyedSides, job: CompareJob) -> None:
         limit = _MEMORIES * job.source.memory_bytes
         if both.size > limit:
             what = f"the result takes more than {limit >> 20:,} MB to compare"
