@@ -76,6 +76,11 @@ class RuleCode(StrEnum):
         "Every user gets the rows of a query, because nothing in it, or in a part of it, depends on the user.",
     )
     SAME_IDS = "HW_R211", "Rows of several tables are one table on devices, where those with the same id are one row."
+    EVERY_ROW = (
+        "HW_R212",
+        "Each request looks up all rows of a table, because an alternative of an OR leaves it out.",
+    )
+    MISREAD = "HW_R213", "Valid SQL seems to mean something else, such as `= NULL` or a text in double quotes."
     NO_TABLE = "HW_R301", "The source has no such table."
     NO_COLUMN = "HW_R302", "The source's table has no such column."
     NO_ID = "HW_R303", "Rows are sent to devices without a column `id`."
@@ -146,8 +151,34 @@ def _line_starts(document: str) -> Sequence[int]:
     return array("q", [0, *(found.end() for found in re.finditer("\n", document))])
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of the YAML text that mends a finding for certain: `replacement` takes the place of `span`."""
+
+    span: Span
+    replacement: str
+
+    def applied(self) -> str:
+        """The document with the change."""
+        document = self.span.document
+        return f"{document[: self.span.start]}{self.replacement}{document[self.span.end :]}"
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: character offsets, lines and columns of what is replaced, and the replacement."""
+        return {
+            "start": self.span.start,
+            "end": self.span.end,
+            "line": self.span.line,
+            "column": self.span.column,
+            "end_line": self.span.end_line,
+            "end_column": self.span.end_column,
+            "replacement": self.replacement,
+        }
+
+
 class RuleError(Exception):
-    """An error or warning in a sync config: `message` says what, `span` where, `suggestion` what to do."""
+    """An error or warning in a sync config: `message` says what, `span` where, `suggestion` what to do. `edit` does it,
+    where that is certain."""
 
     def __init__(
         self,
@@ -156,26 +187,29 @@ class RuleError(Exception):
         span: Span | None = None,
         suggestion: str = "",
         severity: Severity = Severity.FATAL,
+        edit: Edit | None = None,
     ) -> None:
-        super().__init__(code, message, span, suggestion, severity)  # args are what pickle replays
+        super().__init__(code, message, span, suggestion, severity, edit)  # args are what pickle replays
         self.code = code
         self.message = message
         self.span = span
         self.suggestion = suggestion
         self.severity = severity
+        self.edit = edit
 
     def as_fatal(self) -> RuleError:
         """The same finding as an error that rejects the config."""
-        return RuleError(self.code, self.message, self.span, self.suggestion)
+        return RuleError(self.code, self.message, self.span, self.suggestion, edit=self.edit)
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON: code, severity, message, suggestion, and the span or null."""
+        """For JSON: code, severity, message, suggestion, and the span and the edit, or null."""
         return {
             "code": self.code.value,
             "severity": self.severity.value,
             "message": self.message,
             "suggestion": self.suggestion or None,
             "place": _span_dict(self.span) if self.span else None,
+            "edit": self.edit.to_dict() if self.edit else None,
         }
 
     def __str__(self) -> str:

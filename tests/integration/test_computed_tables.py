@@ -489,3 +489,14 @@ def test_check_asks_source(orders: SourceDb, tmp_path: Path, headwater_here: Run
     code, said = checked(TOTALS, "SELECT account_id AS id, totals FROM account_totals")
     assert "no column `totals` in `account_totals`" in said
     assert "did you mean `total`?" in said
+
+
+def test_deploy_refuses_what_check_refuses(orders: SourceDb, tmp_path: Path, headwater_here: Run) -> None:
+    (tmp_path / "headwater.yaml").write_text(
+        f"replication: {{connections: [{{uri: '{orders.uri}', sslmode: disable}}]}}\n"
+    )
+    (tmp_path / "sync.yaml").write_text(config(TOTALS.replace("amount", "prize")))
+    outcome = headwater_here("rules", "deploy", "sync.yaml", "--no-wait")
+    assert outcome.code == 1
+    assert "error [HW_R310]" in outcome.err
+    assert 'column "prize" does not exist' in outcome.err

@@ -30,7 +30,8 @@ from headwater_rules.plan import (
     Variant,
 )
 from headwater_rules.schema import SourceSchema
-from headwater_rules.text.sqltext import SqlText, span_of
+from headwater_rules.text.sqltext import span_of
+from headwater_rules.text.written import SqlText
 
 _UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
 """Values that are unique within a table."""

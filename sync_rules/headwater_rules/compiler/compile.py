@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings, same_ids
@@ -21,9 +24,12 @@ from headwater_rules.schema import SourceSchema
 from headwater_rules.text.computed import ComputedSource
 from headwater_rules.text.config import Config, StreamSource, read_config
 from headwater_rules.text.document import load
-from headwater_rules.text.sqltext import SqlText, parse_select
+from headwater_rules.text.sqltext import parse_select
+from headwater_rules.text.written import SqlText
 
 MAX_QUERIES = 5_000
+_WORD = re.compile(r"\w+")
+_MISTYPED = 0.8  # how similar a name has to be
 _SHARE = (
     f"a device may have {MOST_BUCKETS:,} buckets (api.parameters.max_buckets_per_connection); if one gets more rows of"
     " it, select by a value that many rows share, such as their owner or project"
@@ -176,6 +182,7 @@ def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
                 continue
             own = draft_query(context, selection, All(()), frozenset(), node)
             drafts += own
+            _warn_of_every_row(job, own, query)
             variants += add_variants(
                 job, source.name, own, node, automatic=source.auto_subscribe, open_=source.accepts_dangerous,
                 deciding=(query, node),
@@ -185,7 +192,11 @@ def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
         source.key.warn(RuleCode.NO_EFFECT, message, "remove `auto_subscribe`, or add a query without `subscription.…`")
     check_number(variants, f"stream `{source.name}`", source.key)
     for name in sorted(set(source.own_ctes) - names):
-        _warn_of_unused(job, name, source.ctes[name], "any query of the stream")
+        meant = _mistyped(name, source.queries, names)
+        if meant is None:
+            _warn_of_unused(job, name, source.ctes[name], "any query of the stream")
+        else:
+            job.report.add(meant)
     used |= names - set(source.own_ctes)
     return Stream(source.name, source.auto_subscribe, source.priority, merged(variants))
 
@@ -194,6 +205,32 @@ def _needs_subscription(draft: VariantDraft) -> bool:
     """Whether null subscription parameters lead to no bucket."""
     chosen = [source for source in draft.requested() if source.expr.inputs == _CHOSEN]
     return not all(Inputs({}, None, None).values(source) for source in chosen)
+
+
+def _mistyped(name: str, queries: Sequence[SqlText], used: Collection[str]) -> RuleError | None:
+    """The warning where a query uses a name that seems to be the mistyped one of a `with` query, which none uses."""
+    for query in queries:
+        words = {found[0]: found for found in _WORD.finditer(query.sql) if found[0] not in used}
+        for close in difflib.get_close_matches(name, words, n=1, cutoff=_MISTYPED):
+            place = words[close].span()
+            message = f"`{close}` means a table or column here: the query under `with` is called `{name}`"
+            edit = query.edit(*place, name)
+            span = query.span(*place)
+            return RuleError(RuleCode.MISREAD, message, span, f"did you mean `{name}`?", Severity.WARNING, edit)
+    return None
+
+
+def _warn_of_every_row(job: Compilation, drafts: Sequence[VariantDraft], query: SqlText) -> None:
+    """Report the alternatives of a query that look up all rows of a table which another alternative looks up by
+    values: the table is joined for a condition that they leave out."""
+    by_values = {lookup.table for draft in drafts for lookup, keys in draft.lookups if keys}
+    unconnected = {
+        lookup.table for draft in drafts for lookup, keys in draft.lookups if not keys and not lookup.filters
+    }
+    for table in sorted(by_values & unconnected, key=lambda each: each.written):
+        message = f"each request looks up all rows of `{table.written}`: an alternative of the OR does not ask which"
+        hint = f"write one query for each alternative under `queries`, without `{table.name}` where it is not needed"
+        job.report.add(RuleError(RuleCode.EVERY_ROW, message, query.span(), hint, Severity.WARNING))
 
 
 def _warn_of_unused(job: Compilation, name: str, query: SqlText, where: str) -> None:

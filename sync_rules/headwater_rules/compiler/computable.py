@@ -12,7 +12,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from headwater_rules.errors import Report, RuleCode, RuleError
-from headwater_rules.text.sqltext import SqlText
+from headwater_rules.text.written import SqlText
 
 _REFUSED = frozenset({RuleCode.UNSUPPORTED, RuleCode.UNKNOWN_FUNCTION, RuleCode.MIXED_FILTER})
 _OF_REQUEST = re.compile(r"(?i)\b(?:auth|connection|subscription|request|token_parameters|user_parameters)\s*\.")
@@ -29,7 +29,7 @@ def offering_table(report: Report, stream: str, query: SqlText, ctes: Collection
     try:
         yield
     finally:
-        refused = [e for e in report.errors[before:] if e.code in _REFUSED and not e.suggestion.startswith(_TYPO)]
+        refused = [each for each in report.errors[before:] if _may_compute(each)]
         found = _computed(stream, query.sql, ctes) if refused else None
         if found is not None:
             first = refused[0]
@@ -37,6 +37,12 @@ def offering_table(report: Report, stream: str, query: SqlText, ctes: Collection
             offering = RuleError(first.code, first.message, first.span, suggestion)
             # An error in an expression that several parts of the query use is there several times
             report.errors[before:] = [offering if str(e) == str(first) else e for e in report.errors[before:]]
+
+
+def _may_compute(error: RuleError) -> bool:
+    """Whether a query is refused for what it asks, and not for a slip whose mend is known."""
+    slip = error.edit is not None or error.suggestion.startswith(_TYPO) or bool(_OF_REQUEST.search(error.suggestion))
+    return error.code in _REFUSED and not slip
 
 
 def _computed(stream: str, query: str, ctes: Collection[str]) -> str | None:
@@ -47,6 +53,8 @@ def _computed(stream: str, query: str, ctes: Collection[str]) -> str | None:
     try:
         parsed = sqlglot.parse_one(query, dialect="postgres")
     except (SqlglotError, RecursionError):
+        return None
+    if not isinstance(parsed, exp.Query) or (isinstance(parsed, exp.Select) and not parsed.args.get("from_")):
         return None
     conditions: list[str] = []
     if isinstance(parsed, exp.Select):

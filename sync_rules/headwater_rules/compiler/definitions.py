@@ -22,7 +22,8 @@ from headwater_rules.compiler.variants import Compilation, add_variants, check_d
 from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.plan import Stream, TablePattern, Variant
 from headwater_rules.text.config import BucketSource, EventSource
-from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select
+from headwater_rules.text.sqltext import error_at, identifier, parse_select
+from headwater_rules.text.written import SqlText
 
 _BUCKET = "bucket"
 _PRIORITY = "_priority"

@@ -10,6 +10,7 @@ from sqlglot import exp
 
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
 from headwater_rules.compiler.functions import wrong_call
+from headwater_rules.compiler.misread import misread
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
 from headwater_rules.compiler.optional_joins import joining, refuse_selected
 from headwater_rules.compiler.relations import (
@@ -29,7 +30,6 @@ from headwater_rules.compiler.scalars import Scalars, in_list
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import RuleCode, RuleError
 from headwater_rules.text.sqltext import (
-    SqlText,
     error_at,
     identifier,
     parse_select,
@@ -38,6 +38,7 @@ from headwater_rules.text.sqltext import (
     unsupported,
     warning_at,
 )
+from headwater_rules.text.written import SqlText
 
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
@@ -78,6 +79,8 @@ class _Select:
             # a device has each row once anyway, but ON would select rows
             self._scalars.only(node.args["distinct"], frozenset())
         self._checks.cases(node)
+        for warning in misread(node, self._context.semantics, known_columns=self._context.checks is not None):
+            self._context.report.add(warning)
         if node.args.get("from_"):
             self._from(node.args["from_"].this)
         elif self._context.semantics.requests is not RequestNames.PARAMETERS:

@@ -13,8 +13,8 @@ from sqlglot import exp
 
 from headwater_rules.compiler.fragment import NUMERIC, ExprKind, Frag, build, chain, choice, joined, text, truth
 from headwater_rules.compiler.trust import Trust, holding
-from headwater_rules.errors import RuleCode, RuleError, did_you_mean
-from headwater_rules.text.sqltext import error_at, unsupported
+from headwater_rules.errors import Edit, RuleCode, RuleError, did_you_mean
+from headwater_rules.text.sqltext import edit_of, error_at, unsupported
 
 _MAX_INDEX_SEGMENTS = 3
 _MAX_INDEX_DIGITS = 9
@@ -198,7 +198,10 @@ def _reading(value: Frag, operator: str, path: str, kind: ExprKind, node: exp.Ex
 
 def _segments(path: exp.Expr, node: exp.Expr, fixed: bool) -> list[str]:
     if not isinstance(path, exp.Literal):
-        raise unsupported("the path of a JSON access must be a literal", node, "write it in quotes")
+        message, name = "the name of a parameter, and the path of a JSON access, is a text in single quotes", path.name
+        if not isinstance(path, exp.Column) or path.table:
+            raise unsupported(message, node, "write it as `'name'`")
+        raise unsupported(message, node, f"write `{quoted(name)}`", edit_of(path, quoted(name)))
     written = str(path.this)
     if not (path.is_string and written.startswith("$")):
         return [written] if fixed or not path.is_string else written.split(".")
@@ -289,6 +292,9 @@ _REFUSED: Final = (
 """Functions that rules can't have: why, what to do, and their names."""
 
 _INSTEAD: Final = {
+    "write `auth.user_id()`": "user_id uid current_user_id",
+    "write `auth.parameter('name')`, or `subscription.parameter('name')`": "parameter claim",
+    "write `auth.parameters()`": "jwt parameters claims",
     "write `length(x)`": "char_length character_length",
     "write `length(x::blob)`": "octet_length",
     "write `instr(x, part)`": "strpos position charindex",
@@ -352,6 +358,6 @@ def unknown_function(name: str, known: Iterable[str], node: exp.Expr) -> RuleErr
     return wrong_call(f"unknown function `{name}`", node, hint)
 
 
-def wrong_call(message: str, node: exp.Expr, hint: str = "") -> RuleError:
+def wrong_call(message: str, node: exp.Expr, hint: str = "", edit: Edit | None = None) -> RuleError:
     """The error for a call of a function that is not there, or that takes other arguments."""
-    return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, hint)
+    return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, hint, edit=edit)

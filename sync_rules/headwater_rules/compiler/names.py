@@ -10,12 +10,13 @@ from sqlglot import exp
 from headwater_rules.compiler.clock import elsewhere, moving
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref
 from headwater_rules.compiler.relations import ExpandedArray, Relation, TableRef
-from headwater_rules.compiler.request_values import RequestNames, Semantics
+from headwater_rules.compiler.request_values import RequestNames, Semantics, misused_name
 from headwater_rules.compiler.schema_checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.trust import element
-from headwater_rules.errors import Report, RuleCode, did_you_mean
+from headwater_rules.errors import Edit, Report, RuleCode, RuleError, did_you_mean
 from headwater_rules.plan import ComputedTable, RowFunction, TablePattern
-from headwater_rules.text.sqltext import SqlText, error_at, identifier, unsupported, warning_at
+from headwater_rules.text.sqltext import edit_of, error_at, identifier, text_of, unsupported, warning_at
+from headwater_rules.text.written import SqlText
 
 MAX_TABLES = 100  # planning takes time in the cube of their number
 
@@ -177,7 +178,30 @@ class ScopeNames:
         named = [relation for relation in self.scope.relations.values() if self._has(relation, name)]
         if len(named) == 1 and len(self.scope.relations) > 1:
             return named[0]
+        if isinstance(node, exp.Column) and len(self.scope.relations) > 1:
+            raise self._ambiguous(name, node)
         return self.only_relation(node)
+
+    def _ambiguous(self, name: str, node: exp.Column) -> RuleError:
+        """The error for an unqualified column where there are several tables: which have it, as far as is known."""
+        relations = {alias: each for alias, each in self.scope.relations.items() if self._has(each, name)}
+        having = [alias for alias, each in relations.items() if self._has_column(each, name)] or list(relations)
+        written = text_of(node).source_of(node) or name
+        choices = [f"{alias}.{written}" for alias in having or self.scope.relations]
+        hint = f"write {' or '.join(f'`{choice}`' for choice in choices)}"
+        edit = edit_of(node, choices[0]) if len(having) == 1 else None
+        message = f"`{written}` has to say of which table it is, because there are several"
+        return error_at(RuleCode.UNKNOWN_NAME, message, node, hint, edit=edit)
+
+    def _has_column(self, relation: Relation, name: str) -> bool:
+        """Whether a relation is known to have a column."""
+        if isinstance(relation, dict):
+            return name in relation
+        table, checks = self.context.instances[relation], self.context.checks
+        if isinstance(table, ExpandedArray):
+            return name in ELEMENT
+        found = () if checks is None else checks.matching(table.pattern)
+        return any(each.column(name) is not None for each in found)
 
     def _has(self, relation: Relation, name: str) -> bool:
         if isinstance(relation, dict):
@@ -201,6 +225,24 @@ class ScopeNames:
             if name in scope.relations:
                 return scope.relations[name]
             scope = scope.outer
+        if isinstance(node, exp.Column):
+            misused = misused_name(name, identifier(node.this), self.context.semantics, node)
+            if misused is not None:
+                raise misused
         known = list(self.scope.relations)
         hint = did_you_mean(name, known) or f"in scope: {', '.join(known) or 'nothing'}"
-        raise error_at(RuleCode.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)
+        raise error_at(RuleCode.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint, edit=self._aliased(name, node))
+
+    def _aliased(self, name: str, node: exp.Expr) -> Edit | None:
+        """The edit that qualifies a column by the alias of the table whose name qualifies it."""
+        aliases = [
+            alias
+            for alias, relation in self.scope.relations.items()
+            if isinstance(relation, int) and self._is_called(relation, name)
+        ]
+        table = node.args.get("table")
+        return edit_of(table, aliases[0]) if len(aliases) == 1 and isinstance(table, exp.Identifier) else None
+
+    def _is_called(self, number: int, name: str) -> bool:
+        table = self.context.instances[number]
+        return isinstance(table, TableRef) and table.pattern.name == name

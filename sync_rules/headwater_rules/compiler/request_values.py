@@ -9,7 +9,9 @@ from sqlglot import exp
 
 from headwater_rules.compiler.fragment import ExprKind, Frag, build, request_value
 from headwater_rules.compiler.functions import json_access, quoted, wrong_call
+from headwater_rules.errors import RuleCode, RuleError
 from headwater_rules.plan import RequestInput
+from headwater_rules.text.sqltext import edit_of, error_at, text_of
 
 
 class RequestNames(Enum):
@@ -69,7 +71,26 @@ _CALLED = {
     RequestNames.NONE: "select it in a query under `parameters`, and compare with `bucket.…` here",
 }
 
-_ELSEWHERE = {"jwt": "write `auth.parameters()`", **dict.fromkeys(("uid", "sub"), "write `auth.user_id()`")}
+_CALLED_APART = r"\s*\(\s*\)"
+
+_SAME: dict[RequestNames, dict[str, str]] = {
+    RequestNames.STREAM: {
+        "request.user_id": "auth.user_id()", "request.jwt": "auth.parameters()",
+        "request.parameters": "connection.parameters()", "token_parameters.user_id": "auth.user_id()",
+        "auth.jwt": "auth.parameters()", "auth.uid": "auth.user_id()", "auth.sub": "auth.user_id()",
+    },
+    RequestNames.PARAMETERS: {
+        "auth.user_id": "request.user_id()", "auth.uid": "request.user_id()", "auth.sub": "request.user_id()",
+        "auth.jwt": "request.jwt()", "auth.parameters": "request.jwt()",
+        "connection.parameters": "request.parameters()",
+    },
+    RequestNames.NONE: {},
+}  # fmt: skip
+"""What one kind of query calls the values that another kind, or another service, calls so."""
+
+_ALL_NAMES = frozenset(
+    {"auth", "connection", "subscription", "request", "token_parameters", "user_parameters", "bucket"}
+)
 
 REQUEST_SCHEMAS = frozenset(schema for schemas in _SCHEMAS.values() for schema in schemas)
 """The prefixes of functions for request values, anywhere in a config."""
@@ -85,7 +106,10 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: e
     name, arguments = call.name.lower(), call.expressions
     source = _SCHEMAS[semantics.requests].get(schema)
     if source is None:
-        raise wrong_call(f"`{schema}.{name}` is not available in this query", node, _CALLED[semantics.requests])
+        instead = "" if arguments else _SAME[semantics.requests].get(f"{schema}.{name}", "")
+        hint = f"write `{instead}`" if instead else _CALLED[semantics.requests]
+        message = f"`{schema}.{name}` is not available in this query"
+        raise wrong_call(message, node, hint, edit_of(node, instead, _CALLED_APART) if instead else None)
     if name == "user_id" and not arguments and schema in {"auth", "request"}:
         return request_value(RequestInput.USER_ID, ExprKind.ANY, node)
     if name == "jwt" and not arguments and schema == "request":
@@ -94,12 +118,57 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: e
         return _whole(source, semantics, node)
     if name == "parameter" and len(arguments) == 1:
         return json_access(_whole(source, semantics, node), arguments[0], "->>", node, fixed=semantics.fixed_paths)
-    if schema == "auth" and name in _ELSEWHERE:
-        raise wrong_call(f"unknown use of `auth.{name}`", node, _ELSEWHERE[name])
+    instead = "" if arguments else _SAME[semantics.requests].get(f"{schema}.{name}", "")
+    if not instead and name == "parameters" and len(arguments) == 1:
+        instead = f"{schema}.parameter({text_of(node).source_of(arguments[0])})"
+    if instead:
+        raise wrong_call(
+            f"unknown use of `{schema}.{name}`", node, f"write `{instead}`", edit_of(node, instead, _CALLED_APART)
+        )
     user = f"`{schema}.user_id()`, " if schema in {"auth", "request"} else ""
     token = "`request.jwt()`, " if schema == "request" else ""
     hint = f"there are {user}{token}`{schema}.parameters()` and `{schema}.parameter('name')`"
     raise wrong_call(f"unknown use of `{schema}.{name}`", node, hint)
+
+
+def misused_name(table: str, name: str, semantics: Semantics, node: exp.Expr) -> RuleError | None:
+    """The error for `auth.user_id` and similar names, which are written like columns where a call is meant, or which
+    another kind of query has; None for the name of a table."""
+    if table not in _ALL_NAMES:
+        return None
+    kind = semantics.requests
+    message = f"`{table}.{name}` is no column: values of the request are calls here"
+    if table == "bucket":
+        message = "`bucket` has the parameters of a bucket definition, and this query belongs to none"
+    if kind is RequestNames.NONE:
+        message = f"`{table}.{name}` is not available in this query"
+        return error_at(RuleCode.UNKNOWN_NAME, message, node, _CALLED[kind])
+    instead, certain = _call_for(table, name, kind)
+    edit = edit_of(node, instead) if certain else None
+    return error_at(RuleCode.UNKNOWN_NAME, message, node, f"write `{instead}`", edit=edit)
+
+
+def _call_for(table: str, name: str, kind: RequestNames) -> tuple[str, bool]:
+    """The call that gives a value which is written as the column `table.name`, and whether it is certainly meant."""
+    if same := _SAME[kind].get(f"{table}.{name}"):
+        return same, True
+    schemas = _SCHEMAS[kind]
+    if table in schemas and name in {"parameters", *(("user_id",) if table in {"auth", "request"} else ())}:
+        return f"{table}.{name}()", True
+    key = quoted(name)
+    if kind is RequestNames.PARAMETERS:
+        if table == "request" and name == "jwt":
+            return "request.jwt()", True
+        if table == "auth":
+            return f"request.jwt() ->> {key}", True
+        return f"request.parameters() ->> {key}", table in {"connection", "request"}
+    if table == "token_parameters":
+        return f"auth.parameters() -> 'parameters' ->> {key}", True
+    if table == "user_parameters":
+        return f"connection.parameter({key})", True
+    if table in schemas:
+        return f"{table}.parameter({key})", True
+    return ("auth.user_id()" if name == "user_id" else f"subscription.parameter({key})"), name == "user_id"
 
 
 def request_column(table: str, name: str, node: exp.Expr) -> Frag:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ from headwater_rules.compiler.request_values import REQUEST_SCHEMAS, is_request_
 from headwater_rules.compiler.trust import NEITHER, any_of, element, every, opposite, repeating
 from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.evaluate.engine import MAX_PATTERN
-from headwater_rules.text.sqltext import error_at, identifier, text_of, unsupported
+from headwater_rules.text.sqltext import edit_of, error_at, identifier, text_of, unsupported
 
 _COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _BOUNDS = ((">=", "low"), ("<=", "high"))
@@ -62,6 +63,7 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Array: ("an array is not supported here", "write `x IN ARRAY[…]` or `json_array(…)`"),
     exp.Bracket: ("`[…]` is not supported", "write `x ->> '$.0'` for the first element of a JSON array"),
     exp.ArrayContainsAll: ("`@>` and `<@` are not supported", "write `x IN array` or `a && b`"),
+    exp.ArrayOverlaps: ("`&&` can't stand here: it compares two arrays", "join conditions by `AND`"),
     exp.Collate: ("`COLLATE` is not supported", "texts are ordered by UTF-16 unit"),
     exp.AtTimeZone: ("`AT TIME ZONE` is not supported", "write `datetime(x, '+02:00')`"),
     exp.Interval: ("`INTERVAL` is not supported", "write `datetime(x, '+1 day')`"),
@@ -79,6 +81,9 @@ _HINTS = {
     "limit": "say in the WHERE which rows are synced",
     "group": "aggregate in Postgres, or on the device",
 }
+_OF_PARAMETERS = re.compile(r"(auth|connection|subscription)\.parameters\(\)\.([A-Za-z_]\w*)")
+_IS = re.compile(r"(?i) ?IS( NOT)? ?")
+_UUID_BEHIND = r"(?i)\s*::\s*uuid\b"
 _MOMENTS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
 _LARGEST = 2**63 - 1
 _MOST_DIGITS = 19  # of a 64-bit integer
@@ -127,7 +132,7 @@ class Scalars:
                 return unsupported(message, node, suggestion)
         what = text_of(node).source_of(node)
         named = f" `{what}`" if 0 < len(what) <= 60 else ""
-        return unsupported(f"this expression{named} is not supported ({type(node).__name__})", node)
+        return unsupported(f"this expression{named} is not supported", node)
 
     def _literal(self, node: exp.Literal) -> Frag:
         value = str(node.this)
@@ -172,6 +177,9 @@ class Scalars:
 
     def _qualified_call(self, node: exp.Dot) -> Frag:
         schema, function = node.this, node.expression
+        if written := _OF_PARAMETERS.fullmatch(text_of(node).source_of(node)):
+            instead = f"{written[1]}.parameter('{written[2]}')"
+            raise unsupported("a JSON value has no columns", node, f"write `{instead}`", edit_of(node, instead))
         if not isinstance(schema, exp.Identifier) or not isinstance(function, exp.Anonymous):
             raise self.refused(node)
         qualifier, name = identifier(schema), function.name.lower()
@@ -232,12 +240,26 @@ class Scalars:
     def _is(self, node: exp.Is) -> Frag:
         wanted = node.expression
         if not isinstance(wanted, exp.Null | exp.Boolean):
-            raise self.refused(node)
+            raise self._wrong_is(node, wanted)
         against = "NULL" if isinstance(wanted, exp.Null) else str(int(bool(wanted.this)))
         value, negate = self.frag(node.this), bool(node.args.get("negate"))
         tested = build(ExprKind.CERTAIN, value.node, "(", value, f" {'IS NOT' if negate else 'IS'} {against})")
         same = equality(value, replace(tested, parts=(against,), trust=NEITHER))
         return replace(tested, node=node, trust=opposite(same) if negate else same)
+
+    def _wrong_is(self, node: exp.Is, wanted: exp.Expr) -> RuleError:
+        """The error for `x IS y`."""
+        text = text_of(node)
+        left, right = text.source_of(node.this), text.source_of(wanted)
+        written = _IS.fullmatch(text.source_of(node)[len(left) : -len(right)]) if left and right else None
+        negate = written is not None and written[1] is not None
+        sign = "=" if not negate else "!=" if self._semantics.null_differs else "IS DISTINCT FROM"
+        instead = f"{left} {sign} {right}"
+        message = "`IS` takes NULL, TRUE or FALSE and compares with nothing else"
+        if written is None:
+            return unsupported(message, node, "compare with `=` or `!=`")
+        negation = node.parent if negate and isinstance(node.parent, exp.Not) else node
+        return unsupported(message, node, f"write `{instead}`", edit_of(negation, instead))
 
     def _distinct(self, node: exp.Binary, sign: str) -> Frag:
         left, right = self._sides(node)
@@ -328,12 +350,20 @@ class Scalars:
         trust = choice(values, conditions)
         return build(ExprKind.ANY, node, *pieces, " END)", trust=trust)
 
+    def _wrong_cast(self, node: exp.Cast) -> RuleError:
+        hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")
+        message = f"a cast to {node.to.sql(dialect='postgres').lower()} is not supported"
+        value = text_of(node).source_of(node.this)
+        if node.to.this is not exp.DType.UUID or not value:
+            return unsupported(message, node, hint)
+        edit = edit_of(node, value, _UUID_BEHIND) if edit_of(node, value) == edit_of(node.this, value) else None
+        return unsupported(message, node, f"write `{value}` alone: {hint}", edit)
+
     def _cast(self, node: exp.Cast) -> Frag:
         self._refuse_time(node)
         target = _CASTS.get(node.to.this)
         if target is None or node.to.expressions:
-            hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")
-            raise unsupported("unsupported type in a cast", node, hint)
+            raise self._wrong_cast(node)
         name, kind = target
         value = self.frag(node.this)
         if name == "TEXT":

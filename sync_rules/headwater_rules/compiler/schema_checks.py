@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
+from headwater_rules.compiler import functions
 from headwater_rules.compiler.fragment import NUMERIC, REQUEST, ExprKind, Frag
 from headwater_rules.compiler.relations import ExpandedArray, SelectedColumn, SelectedStar, TableRef
-from headwater_rules.errors import Report, RuleCode, RuleError, did_you_mean
+from headwater_rules.errors import Edit, Report, RuleCode, RuleError, did_you_mean
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Expr, TablePattern
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
-from headwater_rules.text.sqltext import identifier, span_of, warning_at
+from headwater_rules.text.sqltext import edit_of, identifier, span_of, warning_at
 
 _NAMED = 8  # tables or columns that a hint lists
 
@@ -46,9 +47,10 @@ class SourceChecks:
         *,
         grave: bool = True,
         absent: _Absent | None = None,
+        edit: Edit | None = None,
     ) -> None:
         """Keep a finding; `grave` ones reject a strict config, and those of what is `absent` where that decides."""
-        self._found.append((warning_at(code, message, node, hint), grave, absent))
+        self._found.append((warning_at(code, message, node, hint, edit), grave, absent))
 
     def report_to(self, report: Report, *, strict: bool) -> None:
         """Report all findings. Called last, because an error stops further checks of the query that contains it."""
@@ -118,9 +120,14 @@ class SourceChecks:
                 self.find(RuleCode.COLUMN_NOT_SENT, what, node, hint, absent=(pattern, column))
             return
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
-        hint = _case_hint(node, known) or _near(column, known) or f"its columns are {_listed(known)}"
+        hint = _case_hint(node, known) or _near(column, known)
+        edit = None
+        if not hint and node.args.get("quoted") and isinstance(node.parent, exp.Column) and not node.parent.table:
+            written = functions.quoted(column)
+            hint, edit = f"write `{written}` in single quotes for a text", edit_of(node, written)
+        hint = hint or f"its columns are {_listed(known)}"
         what = f"no column `{column}` in `{pattern.name}`"
-        self.find(RuleCode.NO_COLUMN, what, node, hint, absent=(pattern, column))
+        self.find(RuleCode.NO_COLUMN, what, node, hint, absent=(pattern, column), edit=edit)
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""
@@ -174,6 +181,7 @@ def _quoted(name: str) -> str:
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
 _NEVER_A_MOMENT = ("time without", "time with", "time(", "interval", "uuid", "numeric", "inet", "cidr", "money")
 _MAX_SHOWN = 60
+_SIMPLE = re.compile(r"[\w.\"]+(?:\([^()]*\))?|'[^']*'")
 _NUMBER = re.compile(r"'[+-]?[0-9]+(\.[0-9]+)?'")
 _SIZE_PER_WORD = 300  # building so large an expression takes as long as compiling a word
 _ELEMENT = "\x00element"  # after an array: an element of it is meant
@@ -351,7 +359,8 @@ def _cast_hint(left: _Side, right: _Side, node: exp.Expr) -> str:
     if number.column and other.literal and _NUMBER.fullmatch(other.text):
         return f"write {other.text} without the quotes"
     chosen, target = (other, "numeric") if number.literal or number.elements_of else (number, "text")
-    cast = f"{chosen.text}::{target}"
+    simple = _SIMPLE.fullmatch(chosen.text)
+    cast = f"{chosen.text}::{target}" if simple else f"CAST({chosen.text} AS {target})"
     whole = " ".join(span_of(node).text.split())
     fits = chosen.text in whole and len(whole) <= _MAX_SHOWN
     return f"write `{whole.replace(chosen.text, cast, 1) if fits else cast}`"

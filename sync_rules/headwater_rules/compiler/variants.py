@@ -35,7 +35,8 @@ from headwater_rules.plan import (
 )
 from headwater_rules.text.config import Options
 from headwater_rules.text.document import YamlItem
-from headwater_rules.text.sqltext import SqlText, error_at, span_of, warning_at
+from headwater_rules.text.sqltext import error_at, span_of, warning_at
+from headwater_rules.text.written import SqlText
 
 MAX_VARIANTS = 100
 _WORDS_PER_TERM = 30  # planning a further one takes as long as compiling so many words

@@ -81,6 +81,8 @@ def _step(node: exp.Expr) -> exp.Expr:
 def _without_guard(node: exp.Expr) -> exp.Expr | None:
     """Remove `ifnull(x, 0)` from a condition, where null is false anyway."""
     name = str(node.this).lower() if isinstance(node, exp.Anonymous) else ""
+    if name == "hw_text":
+        return _as_text(_inner(node.expressions[0]), node)
     if name in _INNER_FUNCTIONS:
         return _inner(node.expressions[0])
     if name == "ifnull" and len(node.expressions) == 2 and node.expressions[1].sql() == "0":
@@ -97,10 +99,22 @@ def _without_truth(node: exp.Expr) -> exp.Expr | None:
 
 
 def _without_type(node: exp.Expr) -> exp.Expr | None:
-    """Remove the truth test of a value of unknown type."""
+    """Remove the truth test of a value of unknown type; show one that is converted to text with a cast."""
     if isinstance(node, exp.Case) and isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() == "typeof":
-        return _inner(node.this.expressions[0])
+        value, default = _inner(node.this.expressions[0]), node.args.get("default")
+        to_text = isinstance(default, exp.Anonymous) and str(default.this) == "hw_text"
+        return _as_text(value, node) if to_text else value
     return None
+
+
+def _as_text(value: exp.Expr, node: exp.Expr) -> exp.Expr:
+    """`CAST(value AS TEXT)` for a `node` that converts it, unless what it stands in takes nothing but texts."""
+    around = node.parent
+    while isinstance(around, exp.Paren):
+        around = around.parent
+    if isinstance(around, exp.DPipe | exp.Like | exp.Anonymous):
+        return value
+    return exp.Cast(this=value, to=exp.DataType.build("text"))
 
 
 def _with_time(node: exp.Expr) -> exp.Expr | None:

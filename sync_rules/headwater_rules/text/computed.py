@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headwater_rules.errors import RuleCode, RuleError
 from headwater_rules.plan import ComputedTable, Refresh
 from headwater_rules.text.document import TAG, Mapping, YamlItem
-from headwater_rules.text.sqltext import read_sql
+from headwater_rules.text.written import read_sql
 
 _KEYS = ("query", "spark", "key", "source", "refresh")
 _REFRESH_KEYS = ("every", "after", "least", "timeout")

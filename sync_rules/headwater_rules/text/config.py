@@ -11,7 +11,7 @@ from headwater_rules.errors import RuleCode
 from headwater_rules.plan import ConversionOptions
 from headwater_rules.text.computed import ComputedSource, read_computed
 from headwater_rules.text.document import Mapping, YamlItem
-from headwater_rules.text.sqltext import SqlText, read_sql
+from headwater_rules.text.written import SqlText, read_sql
 
 _CUSTOM_WRITE_CHECKPOINTS = frozenset({"write_checkpoints", "checkpoint_requests"})
 """Events that devices would wait for: to ignore them would keep their own writes from them for ever."""
@@ -189,6 +189,10 @@ def _optional(owner: Mapping, name: str) -> Mapping | None:
 
 def _entries(document: Mapping, name: str, read: Callable[[str, YamlItem, YamlItem], T]) -> tuple[T, ...]:
     """The definitions of one kind, without those that could not be read."""
+    written = document.get(name)
+    if written is not None and written.is_sequence:
+        written.reject(f"`{name}` must be a mapping", "write `name:` before each definition, without the `- `")
+        return ()
     entries = _optional(document, name)
     if entries is None:
         return ()
@@ -217,6 +221,8 @@ def _ctes(owner: Mapping) -> dict[str, SqlText]:
 
 
 def _stream(name: str, key: YamlItem, item: YamlItem, shared: MappingType[str, SqlText]) -> StreamSource:
+    if item.is_text:
+        raise item.fail(f"stream `{name}` must be a mapping", "write the SELECT as `query: SELECT …` below its name")
     stream = item.mapping(f"stream `{name}`")
     stream.check(_STREAM_KEYS)
     queries: tuple[SqlText, ...] = ()
@@ -236,6 +242,12 @@ def _queries(name: str, key: YamlItem, stream: Mapping) -> tuple[SqlText, ...]:
         raise key.fail(f"stream `{name}` has neither `query` nor `queries`", hint)
     if one is not None and several is not None:
         key.reject(f"stream `{name}` has both `query` and `queries`", hint)
+    if one is not None and several is None and one.is_sequence:
+        message = "`query` is one query, and this is a list"
+        raise stream.key("query").fail_with(message, "call it `queries`", "queries")
+    if several is not None and one is None and several.is_text:
+        message = "`queries` is a list, and this is one query"
+        raise stream.key("queries").fail_with(message, "call it `query`", "query")
     items = [*([] if one is None else [one]), *([] if several is None else several.sequence("`queries`"))]
     if not items:
         raise key.fail(f"stream `{name}` has no query", "add a SELECT below `queries`")

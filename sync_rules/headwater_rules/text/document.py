@@ -16,7 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.scanner import Scanner, ScannerError
 
-from headwater_rules.errors import Report, RuleCode, RuleError, Severity, Span, did_you_mean, span_in
+from headwater_rules.errors import Edit, Report, RuleCode, RuleError, Severity, Span, did_you_mean, span_in
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
@@ -62,6 +62,9 @@ def _single(document: str, position: int, end: int) -> tuple[str, int]:
 def _is_half(character: str, first: str, last: str) -> bool:
     return len(character) == 1 and first <= character <= last
 
+
+_SWITCHES = {"yes": True, "on": True, "no": False, "off": False, "true": True, "false": False}
+"""What people write for true and false, the latter two in quotes."""
 
 TAG = "tag:yaml.org,2002:"
 """The prefix of the tags of YAML's own types."""
@@ -158,6 +161,10 @@ class YamlItem:
     def fail(self, message: str, suggestion: str = "", code: RuleCode = RuleCode.STRUCTURE) -> RuleError:
         return RuleError(code, message, self.span(), suggestion)
 
+    def fail_with(self, message: str, suggestion: str, written: str) -> RuleError:
+        """The error for an item that has to be `written` in another way."""
+        return RuleError(RuleCode.STRUCTURE, message, self.span(), suggestion, edit=Edit(self.span(), written))
+
     def reject(self, message: str, suggestion: str = "", code: RuleCode = RuleCode.STRUCTURE) -> None:
         self.report.add(self.fail(message, suggestion, code))
 
@@ -175,6 +182,10 @@ class YamlItem:
         return [YamlItem(self.text, node, self.report) for node in self.node.value]
 
     @property
+    def is_text(self) -> bool:
+        return isinstance(self.node, ScalarNode) and self.node.tag == TAG + "str"
+
+    @property
     def is_sequence(self) -> bool:
         return isinstance(self.node, SequenceNode)
 
@@ -186,7 +197,10 @@ class YamlItem:
     def boolean(self, what: str) -> bool:
         written = str(self.node.value).lower() if isinstance(self.node, ScalarNode) else ""
         if self.node.tag != TAG + "bool" or written not in {"true", "false"}:  # YAML 1.1 has others, such as `yes`
-            raise self.fail(f"{what} must be true or false")
+            if written in _SWITCHES:
+                meant = str(_SWITCHES[written]).lower()
+                raise self.fail_with(f"{what} must be true or false", f"write `{meant}`", meant)
+            raise self.fail(f"{what} must be true or false", "write `true` or `false`, without quotes")
         return written == "true"
 
     def integer(self, what: str, allowed: Iterable[int]) -> int:
@@ -195,7 +209,11 @@ class YamlItem:
             with suppress(ValueError):
                 if (value := int(str(self.node.value), 0)) in values:
                     return value
-        raise self.fail(f"{what} must be one of {', '.join(map(str, values))}")
+        message = f"{what} must be one of {', '.join(map(str, values))}"
+        quoted = str(self.node.value) if isinstance(self.node, ScalarNode) and self.node.style in {"'", '"'} else ""
+        if quoted in map(str, values):
+            raise self.fail_with(message, f"write `{quoted}` without quotes", quoted)
+        raise self.fail(message)
 
 
 class Mapping:
@@ -263,11 +281,33 @@ def load(text: str, report: Report) -> YamlItem:
         node = compose(text)
     except NotYamlError as error:
         span = None if error.start is None or error.end is None else span_in(text, error.start, error.end)
-        hint = error.hint or _hint_for_sql(text, span)
-        raise RuleError(RuleCode.YAML, f"not valid YAML: {error.problem}", span, hint) from None
+        hint, problem, edit = error.hint or _hint_for_sql(text, span), error.problem, None
+        if span is not None and text.startswith(": ", span.start) and hint.endswith(AS_BLOCK):
+            problem, edit = "it reads `: ` as the end of a key", as_block(text, span.start)
+        elif span is not None and text.startswith("\t", span.start):
+            hint = "indent with spaces: YAML allows no tabs"
+        raise RuleError(RuleCode.YAML, f"not valid YAML: {problem}", span, hint, edit=edit) from None
     if node is None:
         raise RuleError(RuleCode.YAML, "the sync config is empty", span_in(text, 0, 0), "define at least one stream")
     return YamlItem(text, node, report)
+
+
+_ONE_LINE = re.compile(r"(?i)(?P<before>[ ]*(?:- )?(?:[\w-]+:[ ]+)?)(?P<sql>SELECT\b.*?)[ \t]*\r?")
+
+
+def as_block(text: str, position: int) -> Edit | None:
+    """The edit that writes the query on the line of `position` as a literal block, where it is on that line alone."""
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    end = len(text) if end < 0 else end
+    found = _ONE_LINE.fullmatch(text, start, end)
+    if found is None:
+        return None
+    indent = len(found["before"]) - len(found["before"].lstrip(" -")) + 2
+    following = text[end + 1 :].split("\n", 1)[0]
+    if following.strip() and len(following) - len(following.lstrip(" ")) > indent - 2:
+        return None  # the query goes on
+    return Edit(span_in(text, *found.span("sql")), f"|\n{' ' * indent}{found['sql']}")
 
 
 def _hint_for_sql(text: str, span: Span | None) -> str:

@@ -141,13 +141,15 @@ class ValidateRequest(Struct, frozen=True):
 
 
 class RuleFinding(Struct, frozen=True):
-    """An error or warning in a sync config. `place` has the offsets, lines and columns in its text."""
+    """An error or warning in a sync config. `place` has the offsets, lines and columns in its text. `edit` has those of
+    what to replace and by what, where that is certain."""
 
     code: str
     severity: str
     message: str
     suggestion: str | None
     place: Mapping[str, object] | None
+    edit: Mapping[str, object] | None = None
 
 
 class ValidateResponse(Struct, frozen=True):

@@ -156,6 +156,22 @@ def json_schema_() -> None:
     click.echo(files("headwater_rules").joinpath("sync-config.schema.json").read_text(encoding="utf-8"), nl=False)
 
 
+@rules.command("test", epilog=examples("headwater rules test cases.yaml",
+                                        "headwater rules test cases/*.yaml --rules sync.yaml"))  # fmt: skip
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE…")
+@click.option("--rules", "config", type=click.Path(path_type=Path), metavar="FILE",
+              help="Test this sync config instead of the one that each file names.")  # fmt: skip
+def test_(files: tuple[Path, ...], config: Path | None) -> None:
+    """Run named cases: rows of the source, a user, and the rows that the user's device gets.
+
+    No server and no database is needed. For each row that is missing or unexpected, it says by which condition. The
+    exit code is 1 when a case fails, or when a file has errors. See docs/testing-rules.md.
+    """
+    from headwater.cli.rules.cases import run_files
+
+    sys.exit(run_files(files, config))
+
+
 _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served it (the default).")
 
 
