@@ -14,6 +14,7 @@ from headwater.cli.config import load_config
 from headwater.config import ConfigSource
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleCode
+from headwater_rules.testing.cases import read_cases
 from tests.support.doc_blocks import Block, all_blocks, blocks_of
 
 RUN = {
@@ -68,6 +69,9 @@ def test_yaml_blocks(block: Block, tmp_path: Path) -> None:
             block.code if "config" in tree or "bucket_definitions" in tree else f"config: {{edition: 3}}\n{block.code}"
         )
         assert [str(warning) for warning in compile_config(text).warnings] == []
+        return
+    if "cases" in tree:
+        assert read_cases(block.code).cases
         return
     path = tmp_path / "headwater.yaml"
     with path.open("w") as file:

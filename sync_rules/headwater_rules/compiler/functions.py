@@ -198,10 +198,12 @@ def _reading(value: Frag, operator: str, path: str, kind: ExprKind, node: exp.Ex
 
 def _segments(path: exp.Expr, node: exp.Expr, fixed: bool) -> list[str]:
     if not isinstance(path, exp.Literal):
-        message, name = "the name of a parameter, and the path of a JSON access, is a text in single quotes", path.name
+        if not isinstance(node, exp.Dot):
+            raise unsupported("the path of a JSON access must be a literal", node, "write it in quotes")
+        message = "the name of a parameter is a text in single quotes"
         if not isinstance(path, exp.Column) or path.table:
             raise unsupported(message, node, "write it as `'name'`")
-        raise unsupported(message, node, f"write `{quoted(name)}`", edit_of(path, quoted(name)))
+        raise unsupported(message, node, f"write `{quoted(path.name)}`", edit_of(path, quoted(path.name)))
     written = str(path.this)
     if not (path.is_string and written.startswith("$")):
         return [written] if fixed or not path.is_string else written.split(".")

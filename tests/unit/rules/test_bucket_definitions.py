@@ -124,7 +124,7 @@ def test_priority_of_a_parameter_query() -> None:
         ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE a = request.user_id() AND b = bucket.u", "",
          "select it in a query under `parameters`", "request.user_id()"),
         ("SELECT auth.user_id() AS u", "SELECT * FROM t WHERE b = bucket.u", "",
-         "values of the request are called `request.user_id()`", "auth.user_id()"),
+         "write `request.user_id()`", "auth.user_id()"),
         ("SELECT request.user() AS u", "SELECT * FROM t WHERE b = bucket.u", "",
          "unknown use of `request.user`", "request.user()"),
         ("SELECT request.user_id() AS u, 5 AS _priority", "SELECT * FROM t WHERE b = bucket.u", "",

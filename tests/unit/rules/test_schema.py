@@ -126,7 +126,7 @@ def test_impossible_comparison(condition: str, message: str, suggestion: str) ->
         "SELECT id FROM todos WHERE meta ->> 'size' = 5 AND title ->> 'size' = 5 AND at > '2024-01-01'",
         "SELECT id FROM todos WHERE 5 IN members OR auth.user_id() IN tags",
         "SELECT id FROM todos WHERE size BETWEEN 1 AND 2.5 AND list_id = auth.user_id()",
-        "SELECT id, hex(picture) AS picture FROM todos WHERE size = NULL",
+        "SELECT id, hex(picture) AS picture FROM todos WHERE size IS NULL",
         'SELECT id, "ownerId" FROM "Lists" WHERE "ownerId" = auth.user_id()',
         'SELECT key AS id, old, new FROM "log_%" WHERE both = 1 AND coalesce(old, new) = auth.user_id()',
         'SELECT row_id() AS id, key FROM "log_%"',

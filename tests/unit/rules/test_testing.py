@@ -262,7 +262,7 @@ def test_fixture_of_the_package(pytester: pytest.Pytester, monkeypatch: pytest.M
     plugin = ("-p", "headwater_rules.pytest_plugin", "-p", "no:randomly")
     result = pytester.runpytest_inprocess(*plugin, "--sync-rules", "broken.yaml")
     result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines(["*broken.yaml:", "*expected a SELECT statement", "2 | streams: {s: {query: SELEC}}"])
+    result.stdout.fnmatch_lines(["*broken.yaml:", "*a query begins with `SELECT`", "2 | streams: {s: {query: SELEC}}"])
 
 
 def test_plugin_imports_nothing() -> None:
