@@ -284,7 +284,7 @@ def load(text: str, report: Report) -> YamlItem:
         hint, problem, edit = error.hint or _hint_for_sql(text, span), error.problem, None
         if span is not None and text.startswith(": ", span.start) and hint.endswith(AS_BLOCK):
             problem, edit = "it reads `: ` as the end of a key", as_block(text, span.start)
-        elif span is not None and text.startswith("\t", span.start):
+        elif not hint and span is not None and text.startswith("\t", span.start):
             hint = "indent with spaces: YAML allows no tabs"
         raise RuleError(RuleCode.YAML, f"not valid YAML: {problem}", span, hint, edit=edit) from None
     if node is None:
