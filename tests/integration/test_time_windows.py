@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from headwater.insight.rows import CurrentRows
+from headwater.source.clock import source_clock
 from headwater.storage.open import open_store
 from headwater.storage.sqlite import flush
 from tests.support.changed_source import settled
@@ -100,7 +101,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize("identity", ["default", pytest.param("full", marks=pytest.mark.long)])
 def test_ten_days_with_changes_and_restarts(deploy: Deploy, source_db: SourceDb, clock: Clock, identity: str) -> None:
     prepare(source_db, identity)
     deployment, random = deploy(config(**WINDOWS)), Random(2)
@@ -244,6 +245,15 @@ def test_clock_of_the_source(deploy: Deploy, source_db: SourceDb) -> None:
         "select extract(epoch from now() - at - interval '1 hour') from notes where id = 'soon'"
     )
     assert passed >= 0
+
+
+def test_machine_whose_clock_is_set(source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time that is far ahead would be stored, and nothing would leave or enter any more for as long."""
+    clock = source_clock(source_db.connection)
+    before = clock()
+    monkeypatch.setattr("time.time_ns", lambda: 1 << 62)
+    assert before <= clock() < before + 60_000_000
+    assert abs(before / 1e6 - float(source_db.fetch("select extract(epoch from clock_timestamp())")[0][0])) < 60
 
 
 def test_preview_and_explain_see_the_time_of_the_service(deploy: Deploy, source_db: SourceDb, clock: Clock) -> None:

@@ -24,9 +24,9 @@ from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-SECONDS = 100.0  # with the start of Spark beside others
+SECONDS = 280.0  # with the start of Spark beside others
 OFTEN = "{every: 200ms, least: 0s}"
 ONCE = "{every: 1d, least: 0s}"
 
@@ -130,14 +130,26 @@ def test_files_that_are_the_same_are_not_read_again(deploy: Deploy, source_db: S
     ("query", "code", "said"),
     [
         ("SELECT * FROM parquet.`{lake}` UNION ALL SELECT 7, 7", "HW_2703", "1 keys (id) are in several rows"),
-        ("SELECT nullif(id, 7) AS id FROM parquet.`{lake}`", "HW_2704", "no value in id"),
+        pytest.param(
+            "SELECT nullif(id, 7) AS id FROM parquet.`{lake}`", "HW_2704", "no value in id", marks=pytest.mark.long
+        ),
         ("SELECT n FROM parquet.`{lake}`", "HW_2705", "no column id"),
         ("SELECT id, price FROM parquet.`{lake}`", "HW_2701", "UNRESOLVED_COLUMN"),
-        ("SELECT id, n FROM parquet.`{lake}/none`", "HW_2701", "PATH_NOT_FOUND"),
+        pytest.param("SELECT id, n FROM parquet.`{lake}/none`", "HW_2701", "PATH_NOT_FOUND", marks=pytest.mark.long),
         ("SELECT id, CAST(concat('secret', n) AS int) AS n FROM parquet.`{lake}`", "HW_2701", "CAST_INVALID_INPUT"),
-        ("SELECT id, INTERVAL 1 DAY AS n FROM parquet.`{lake}`", "HW_2701", "the column n has the type interval day"),
+        pytest.param(
+            "SELECT id, INTERVAL 1 DAY AS n FROM parquet.`{lake}`",
+            "HW_2701",
+            "the column n has the type interval day",
+            marks=pytest.mark.long,
+        ),
         ("DROP TABLE IF EXISTS stock", "HW_2701", "PARSE_SYNTAX_ERROR"),
-        ("SELECT id, n FROM parquet.`{lake}`; DROP TABLE stock", "HW_2701", "PARSE_SYNTAX_ERROR"),
+        pytest.param(
+            "SELECT id, n FROM parquet.`{lake}`; DROP TABLE stock",
+            "HW_2701",
+            "PARSE_SYNTAX_ERROR",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_fault_of_query_keeps_rows_and_is_found(

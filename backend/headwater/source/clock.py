@@ -16,10 +16,10 @@ def wall_clock() -> int:
 
 
 def source_clock(conn: psycopg.Connection) -> Callable[[], int]:
-    """A clock that goes with this machine's and agrees with the server's as it is now, to half the time that asking it
-    took. Raises psycopg.Error."""
-    before = wall_clock()
+    """A clock that agrees with the server's as it is now, to half the time that asking it took, in microseconds since
+    1970. From here on it runs by itself: whoever sets this machine's clock does not move it. Raises psycopg.Error."""
+    before = time.monotonic_ns()
     row = conn.execute(_NOW).fetchone()
     assert row is not None
-    ahead = int(row[0]) - (before + wall_clock()) // 2
-    return lambda: wall_clock() + ahead
+    ahead = int(row[0]) - (before + time.monotonic_ns()) // 2_000
+    return lambda: time.monotonic_ns() // 1_000 + ahead

@@ -76,5 +76,5 @@ def test_config_with_a_pooler(tmp_path: Path) -> None:
 def test_init_with_a_pooler(tmp_path: Path) -> None:
     uri = f"postgresql://postgres.abcd:secret@{_SUPABASE}:6543/postgres"
     with pytest.raises(ConfigError, match=r"--uri.*|use db\.abcd\.supabase\.co") as caught:
-        run(uri, tmp_path, ask=False, force=False)
+        run([uri], tmp_path, ask=False, force=False)
     assert "use db.abcd.supabase.co, port 5432, user postgres" in str(caught.value)

@@ -115,7 +115,7 @@ def test_rules_are_compared_with_the_source(
         '{"format": 1, "tables": [{"name": "lists", "columns": {"id": "text", "owner": "text", "name": "text"}}]}'
     )
     for module in (headwater.api.admin.rules, headwater.api.admin.versions, headwater.api.admin.powersync):
-        monkeypatch.setattr(module, "see_schema", lambda _: SeenSchema(schema, "compared with a schema"))
+        monkeypatch.setattr(module, "see_schema", lambda *_: SeenSchema(schema, "compared with a schema"))
     typo = "config: {edition: 3}\nstreams: {s: {query: SELECT id FROM lists WHERE gone IS NULL}}\n"
     found = admin.post(f"{OURS}/validate", content=typo)
     assert (found["valid"], found["schema"], found["note"]) == (False, True, "compared with a schema")
