@@ -373,8 +373,11 @@ def test_forgotten_source(west: SourceWriter, east: SourceWriter, reader: StoreR
     device = assert_in_step(reader, A)
     east.write({"1": None, "3": None})
     store.drop_table(east.lease, east.table)
+    store.move_tick(east.lease, EAST, 1 << 60)
+    store.move_tick(west.lease, WEST, 7)
     counter = west.store.change_counter()
     store.forget_source(east.lease)
+    assert (store.tick(EAST), store.tick(WEST)) == (0, 7)
     assert store.sources() == [f"north/{EAST}", WEST]
     assert store.source_state(EAST) is None
     assert store.tables(EAST) == []

@@ -68,6 +68,7 @@ def forget_source(db: Cursor, source: str) -> None:
     db.execute(f"delete from meta where key {db.dialect.among}", [f"{words} {source}" for words in OF_SOURCES])
     db.execute("update flushes set source = '', lsn = 0 where source = ?", source)
     db.execute("delete from sources where tag = ?", source)
+    db.execute("delete from ticks where source = ?", source)
 
 
 def known_sources(db: Cursor) -> list[str]:
