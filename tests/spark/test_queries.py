@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 from collections.abc import Callable
 from decimal import Decimal
@@ -12,6 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from headwater.embedded.java import NoJavaError
 from headwater.pipeline.jobs import BulkJobs
@@ -279,3 +281,15 @@ def test_check_without_spark_says_so(
     outcome = headwater_here(*_CHECK)
     assert outcome.code == 0, "the table may be right"
     assert "Spark can't compute `stock`: Spark needs Java" in outcome.err
+
+
+def test_errors_of_queries_leave_other_lines_as_they_are(spark: Spark) -> None:
+    """A logger of PySpark's own class changes the format of each handler that is added to it."""
+    with pytest.raises(PySparkException):
+        spark.session().sql("SELECT gone FROM range(1)").collect()
+    handler = logging.StreamHandler()
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.removeHandler(handler)
+    assert handler.formatter is None

@@ -9,6 +9,7 @@ with their sizes and times.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import threading
 import uuid
@@ -19,7 +20,6 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.logger import PySparkLogger
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as f
@@ -35,7 +35,10 @@ from headwater_rules.plan import COMPUTED, ComputedTable
 
 _LOOK_SECONDS = 0.1
 
-PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # writes errors to stderr, with values of rows
+# They write errors to stderr, with values of rows. Made before PySpark makes them of a class of its own, which gives
+# each handler that is added to them another format
+for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    logging.getLogger(_name).disabled = True
 
 
 class SparkResult:
