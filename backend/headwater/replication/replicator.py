@@ -37,7 +37,7 @@ from headwater.replication.slot_resume import SlotResume
 from headwater.replication.status import ReplicationState
 from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
-from headwater.replication.stream.flush_builder import FLUSH_CHANGES, SHARED_CHANGES, FlushBuilder
+from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.replication.versions import (
@@ -277,7 +277,7 @@ class _LeaseHolder:
             with connection.use() as conn:
                 clock = self._clock(conn)
             flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures, clock)
-            flush.most_changes = SHARED_CHANGES if len(settings.peers) > 1 else FLUSH_CHANGES
+            flush.alone = len(settings.peers) == 1
             applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)
             jobs = JobContext(
                 source, store, lease, self._bulk, flush, schema, self._progress, connection, settings.peers

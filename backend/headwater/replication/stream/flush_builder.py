@@ -69,7 +69,7 @@ class FlushBuilder:
         figures: Figures,
         clock: Callable[[], int],
     ) -> None:
-        self.most_changes = FLUSH_CHANGES  # a flush with as many ends with its transaction
+        self.alone = True  # whether there is no other source, which would wait while this one writes
         self._store = store
         self._lease = lease
         self.tables = TableRegistry(context, stored, NameBook(store, context.source).read())
@@ -106,6 +106,7 @@ class FlushBuilder:
         """The open flush, or a new one."""
         if self._flush is None:
             self._flush = self._store.begin(self._lease)
+            self._flush.alone = self.alone
             self.progress.opened_at = time.monotonic()
             self.time.begin(self._flush)
         return self._flush
@@ -129,7 +130,7 @@ class FlushBuilder:
         if self.is_empty:
             return
         self.open()
-        if progress.changes + len(self.pending) >= self.most_changes:
+        if progress.changes + len(self.pending) >= (FLUSH_CHANGES if self.alone else SHARED_CHANGES):
             self.commit()
 
     def pass_message(self, lsn: Lsn) -> None:
