@@ -12,17 +12,17 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from headwater.bulk.contract import CompareJob, Difference, EngineLostError, GivenUpError
+from headwater.bulk.contract import CompareJob, Difference, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.spark.differences import hand_over_differences
+from headwater.pipeline.spark.job_group import job_group, lost
 from headwater.pipeline.spark.query import SparkResult
 from headwater.pipeline.spark.session import Spark, reason
 from headwater.pipeline.spark.tasks import accumulated_errors, explained, finished, run_tasks
 from headwater_rules.plan import ComputedTable
 
-_LOOK_SECONDS = 0.1
 _MOST_IDLE_WORKERS = 32
 
 
@@ -66,10 +66,8 @@ class SparkEngine:
         except HeadwaterError:
             raise
         except Exception as error:  # when the JVM is gone, PySpark raises any exception
-            if self._spark.lost(context, wait=_is_silence(error)):
-                raise EngineLostError(
-                    "Spark's JVM has ended, or its cluster has ended it", what, "it is started again"
-                ) from error
+            if (gone := lost(self._spark, context, error, what)) is not None:
+                raise gone from error
             if isinstance(error, Py4JJavaError):
                 raise _failed(str(error.java_exception.getMessage()), what) from error
             if isinstance(error, (PySparkException, Py4JError, OSError)):
@@ -150,42 +148,23 @@ class SparkRun(Generic[Job]):
         """Cancel Spark's work for this thread when the job is cancelled, or has failed already."""
         if self._stop.is_set():
             raise GivenUpError("the job was given up", self._what)
-        done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(failed, done), name="watcher", daemon=True)
-        if self._pool is not None:
-            self._context.setLocalProperty("spark.scheduler.pool", self._pool)
-        self._context.setJobGroup(self._group, f"headwater: {self._what}", interruptOnCancel=True)
-        watcher.start()
-        try:
-            yield
-        except (PySparkException, Py4JError):
-            if self._stop.is_set():
-                raise GivenUpError("the job was given up", self._what) from None
-            raise
-        finally:
-            done.set()
-            watcher.join()
+        with job_group(self._context, self._pool, self._group, self._what, lambda: self._stop.is_set() or failed()):
+            try:
+                yield
+            except (PySparkException, Py4JError):
+                if self._stop.is_set():
+                    raise GivenUpError("the job was given up", self._what) from None
+                raise
 
     def cancel(self) -> None:
         """Have the work end soon. It fails with GivenUpError."""
         self._stop.set()
-
-    def _watch(self, failed: Callable[[], bool], done: threading.Event) -> None:
-        while not done.wait(_LOOK_SECONDS):
-            if self._stop.is_set() or failed():
-                with suppress(Py4JError, OSError):  # the JVM may be gone
-                    self._context.cancelJobGroup(self._group)
 
 
 def _is_lost_worker(error: Py4JJavaError) -> bool:
     """Whether Spark tried to plan with an idle Python worker that had been killed. Each such worker fails once, and
     Spark does not repeat planning as it does tasks."""
     return bool(error.java_exception.getClass().getName() == "java.io.IOException")
-
-
-def _is_silence(error: Exception) -> bool:
-    """Whether the JVM did not answer."""
-    return isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
 
 
 def _failed(text: str, what: str) -> HeadwaterError:

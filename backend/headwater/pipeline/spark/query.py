@@ -17,23 +17,22 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as f
 
-from headwater.bulk.contract import EngineLostError, GivenUpError
+from headwater.bulk.contract import GivenUpError
 from headwater.decode.types import Oid
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
+from headwater.pipeline.spark.job_group import job_group, lost
 from headwater.pipeline.spark.session import Spark
 from headwater.source.rows.query import ComputedTableError, Described, check_names, fault
 from headwater_rules.plan import COMPUTED, ComputedTable
-
-_LOOK_SECONDS = 0.1
 
 # They write errors to stderr, with values of rows. Made before PySpark makes them of a class of its own, which gives
 # each handler that is added to them another format
@@ -141,24 +140,10 @@ class SparkResult:
     @contextmanager
     def _job(self) -> Iterator[None]:
         """What this thread has Spark do, which is cancelled when it is late or no longer wanted."""
-        if self._pool is not None:
-            self._context.setLocalProperty("spark.scheduler.pool", self._pool)
-        self._context.setJobGroup(self._group, f"headwater: computed table {self._table.name}", interruptOnCancel=True)
-        done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(done,), name="watcher", daemon=True)
-        watcher.start()
-        try:
+        what = f"computed table {self._table.name}"
+        with job_group(self._context, self._pool, self._group, what, lambda: self._stop.is_set() or self._late):
             yield
             self._check()
-        finally:
-            done.set()
-            watcher.join()
-
-    def _watch(self, done: threading.Event) -> None:
-        while not done.wait(_LOOK_SECONDS):
-            if self._stop.is_set() or self._late:
-                with suppress(Py4JError, OSError):  # the JVM may be gone
-                    self._context.cancelJobGroup(self._group)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -179,9 +164,8 @@ class SparkResult:
             raise
 
     def _failure(self, error: Exception) -> HeadwaterError | None:
-        silent = isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
-        if self._spark.lost(self._context, wait=silent):
-            return EngineLostError("Spark's JVM has ended, or its cluster has ended it", fix="it is started again")
+        if (gone := lost(self._spark, self._context, error, self._table.name)) is not None:
+            return gone
         try:
             self._check()
         except HeadwaterError as why:
