@@ -47,9 +47,12 @@ class FlushTime:
         """Tables, by id, that have times of rows though no rule reads the clock there any more. Their rows may have
         entries by rules that are only being deployed, so there are none before these are complete."""
         if self._left_over:
+            flipping = self._store.tables_with_flips(self._source)
+            self._left_over = [table for table in self._left_over if table in flipping]
+        if self._left_over:
             known, complete = self._store.known_definitions(), self._store.complete_definitions(self._source)
-            whole = known.keys() <= complete.keys()
-            self._left_over = [t for t in self._left_over if whole and self._store.next_flip([t]) is not None]
+            if not known.keys() <= complete.keys():
+                self._left_over = []
         return self._left_over
 
     def move(self, lease: Lease) -> int:

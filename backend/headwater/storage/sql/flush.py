@@ -75,7 +75,7 @@ _ENTRY_BYTES = 250
 
 @dataclass(slots=True)
 class Kept:
-    """What a flush has not written yet. Above about KEPT_BYTES, it is written before the end."""
+    """What a flush has not written yet. Above about KEPT_BYTES, or ALONE_BYTES, it is written before the end."""
 
     ops: list[DraftOp] = field(default_factory=list)
     buckets: Buckets = field(default_factory=dict)
@@ -245,7 +245,7 @@ class Flush(ABC):
     def _keep(self, entries: int, characters: int) -> None:
         """Count what was kept back, and write all of it if it is too much."""
         self._kept.bytes += characters + entries * _ENTRY_BYTES
-        if self._kept.bytes > (min(ALONE_BYTES, KEPT_BYTES) if self.alone else KEPT_BYTES):
+        if self._kept.bytes > (ALONE_BYTES if self.alone else KEPT_BYTES):
             self._lock()
             self._send()
 

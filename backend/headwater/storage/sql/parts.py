@@ -79,8 +79,8 @@ class PartWriter:
         flips: Mapping[str, int] = _NO_FLIPS,
     ) -> None:
         """Add a batch. `lookups` pairs row ids with entries; `buckets` has every bucket of the ops, by name; `flips`
-        says when rows, by id, have to be evaluated again, in microseconds since 1970. In a part
-        of additions, a row's `members` are only the ones to add and its `line` is empty."""
+        says when rows, by id, have to be evaluated again, in microseconds since 1970. In a part of additions, a row's
+        `members` are only the ones to add and its `line` is empty."""
         page = len(self._ended)
         with self._storage.errors():
             if rows:

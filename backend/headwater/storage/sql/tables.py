@@ -188,6 +188,12 @@ def next_flip(db: Cursor, tables: Iterable[int]) -> int | None:
     return min((at for at in found if at is not None), default=None)
 
 
+def tables_with_flips(db: Cursor, source: str) -> set[int]:
+    """The tables of a source that have any."""
+    query = "select id from tables where source = ? and exists (select 1 from flips where table_id = tables.id)"
+    return {table for (table,) in db.rows(query, source)}
+
+
 def flips(db: Cursor, table: int, row_ids: Iterable[str]) -> dict[str, int]:
     """When those of the rows have to be evaluated again that have to be, by id."""
     by_stored = {db.dialect.stored_row_id(row_id): row_id for row_id in row_ids}

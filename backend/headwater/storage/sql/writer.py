@@ -173,6 +173,11 @@ class StoreWriter(ABC):
         with self._work() as db:
             return generations.next_flip(db, tables)
 
+    def tables_with_flips(self, source: str) -> set[int]:
+        """The tables of the source of which some row has to be evaluated again some time."""
+        with self._work() as db:
+            return generations.tables_with_flips(db, source)
+
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
         with self._work() as db:
