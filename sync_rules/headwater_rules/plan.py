@@ -350,3 +350,7 @@ class SyncPlan:
                 for position in used(variant):
                     found.setdefault(position, {})[stream.name] = stream
         return {position: tuple(streams.values()) for position, streams in found.items()}
+
+
+NO_RULES = SyncPlan((), (), (), ConversionOptions())
+"""The plan of a sync config that gives nobody anything."""

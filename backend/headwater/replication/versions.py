@@ -27,13 +27,12 @@ from headwater.storage.contract.versions import ConfigVersion, Origin, VersionSt
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
-from headwater_rules.plan import ComputedTable, ConversionOptions, Deciding, SyncPlan, TablePattern
+from headwater_rules.plan import NO_RULES, ComputedTable, Deciding, SyncPlan, TablePattern
 from headwater_rules.versions import definitions_of, of_tag, only, readers_of
 
 _log = logging.getLogger(__name__)
 
 RETIRED_AT_ONCE = 5_000
-_NOTHING = SyncPlan((), (), (), ConversionOptions())
 _NAMED = 5
 
 Peers = Mapping[str, str]
@@ -274,9 +273,9 @@ def _served_plan(store: StoreWriter) -> SyncPlan:
     """What is served to users; nothing by a version that does not compile any more."""
     active = in_state(store, VersionState.ACTIVE)
     try:
-        return _NOTHING if active is None else _plan_of(active.yaml)
+        return NO_RULES if active is None else _plan_of(active.yaml)
     except SyncConfigError:
-        return _NOTHING
+        return NO_RULES
 
 
 def progress_note(source: str, progress: str) -> str:

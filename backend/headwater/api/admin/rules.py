@@ -38,7 +38,7 @@ from headwater.storage.sql.stats import DefinitionStats
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleError, Severity
-from headwater_rules.plan import ConversionOptions, SyncPlan
+from headwater_rules.plan import NO_RULES
 from headwater_rules.results import StreamSubscription, SyncRequest
 from headwater_rules.versions import StreamChange
 
@@ -122,7 +122,6 @@ def _current(settings: AdminSettings, store: StoreWriter, names: Sequence[str], 
     return CurrentRows(store, settings.sources, deadline.watch, names, check=deadline.check)
 
 
-_NOTHING = SyncPlan((), (), (), ConversionOptions())
 _FILE = "the sync config of the request"
 
 
@@ -234,7 +233,7 @@ class RulesHandler:
             found = diff_with_rows(
                 _current(self._settings, store, request.sources, deadline),
                 new,
-                _NOTHING if served is None else compiled(served.yaml).plan,
+                NO_RULES if served is None else compiled(served.yaml).plan,
                 file=_FILE,
                 against="no version: none is served yet" if served is None else f"version {served.id}",
                 allowed=self._settings.limits.max_buckets,

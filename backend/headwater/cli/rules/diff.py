@@ -21,11 +21,9 @@ from headwater.storage.open import open_store
 from headwater_rules.compiler.advice import BucketPerRow, ForEverybody, buckets_per_row
 from headwater_rules.compiler.compile import Compiled
 from headwater_rules.evaluate.limits import MOST_BUCKETS
-from headwater_rules.plan import ConversionOptions, SyncPlan
+from headwater_rules.plan import NO_RULES, SyncPlan
 from headwater_rules.schema import not_compared
 from headwater_rules.versions import ChangeKind, Comparison, DefinitionChange, DefinitionKind, StreamChange, compare
-
-_NOTHING = SyncPlan((), (), (), ConversionOptions())
 
 
 def show_diff(
@@ -92,7 +90,7 @@ def _with_store(
         if other is None:
             version = served(store.versions())
             name = "no version: none is served yet"
-            other = _NOTHING
+            other = NO_RULES
             if version is not None:
                 name = f"version {version.id}, served since {when(version.activated or version.created)}"
                 other = compile_rules(version.yaml, f"version {version.id}").plan
