@@ -147,8 +147,10 @@ def rules_that_fit(
     store has taken this text already from a process that follows these sources. With `exit_on_error: false`, the others
     are logged, and None is returned. Raises SyncConfigError otherwise."""
     assert config.sync_config is not None, "it has these rules"
+    if config.sync_config.allow_missing or _taken_already(config, rules.yaml, followed):
+        return rules
     seen = see_schema(config.sources, rules.yaml)
-    if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml, followed):
+    if seen.schema is None:
         return rules
     try:
         compile_config(rules.yaml, schema=seen.schema)

@@ -51,7 +51,7 @@ from headwater.replication.versions import (
     to_read_by,
 )
 from headwater.source.clock import source_clock
-from headwater.source.connect import SharedConnection, SourceSettings, connect, source_errors
+from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.readiness.checks import unseen_findings
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
@@ -236,15 +236,13 @@ class _LeaseHolder:
             raise
         self._bulk.warm_up()
         others = {name: needed for name, needed in needed_for(version.yaml, peers).items() if name != self._source.name}
-        with connect(self._source) as conn:
-            clock = self._clock(conn)
         snapshot = InitialSnapshot(
-            self._source, self._store, plan, version.id, self._bulk, self._progress, others, clock
+            self._source, self._store, plan, version.id, self._bulk, self._progress, others, self._clock
         )
         snapshot.run(self._lease, slot)
 
     def _clock(self, conn: psycopg.Connection) -> Callable[[], int]:
-        """What rules see as the current time."""
+        """The clock that rules see."""
         return self._replicator.clock or source_clock(conn)
 
     def _progress(self, done: BulkProgress) -> None:

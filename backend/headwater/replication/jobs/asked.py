@@ -40,14 +40,13 @@ def compare_computed(context: JobContext, request: ResyncRequest) -> Steps[Seque
     and refresh them where the request is to repair. Returns what was seen of each, and as of which LSN its rows were
     before: a table that is refreshed by clock differs in what was committed since."""
     found = list[dict[str, object]]()
-    defined = computed_tables(request.plans)
+    defined, before = computed_tables(request.plans), refresh_states(context.store, context.name)
     for oid, stored in context.all_stored().items():
         table = defined.get(stored.relation.name) if stored.computed else None
         if table is None or (request.oids is not None and oid not in request.oids):
             continue
-        states = refresh_states(context.store, context.name)
-        before = states[table.name].lsn if table.name in states else ""
         refresh = Refresh(context, request.plans, table, look_only=not request.repair)
         yield from refresh.steps
-        found.append({**asdict(refresh.looked), "rows_as_of": before})
+        rows_as_of = before[table.name].lsn if table.name in before else ""
+        found.append({**asdict(refresh.looked), "rows_as_of": rows_as_of})
     return found

@@ -185,8 +185,9 @@ class Refresh(Job):
         while context.stream.position < reader.seen:
             yield
         failpoint("refresh.before_merge")
-        if self._state().of != definition_of(self.table):
-            self._note(replace(self._state(), of=""))
+        state, definition = self._state(), definition_of(self.table)
+        if state.of != definition:
+            self._note(replace(state, of=""))
         stored = stored or self._made_anew(described)
         if stored is None:
             return
@@ -196,11 +197,12 @@ class Refresh(Job):
         if stored.resync is not None:
             context.store.mark_resync(context.lease, [stored.id], None)
             context.stream.tables.mark_clean([stored.id])
+        seen = format_lsn(reader.seen or context.stream.position)
         self._note(
             RefreshState(
                 self.table.name,
-                definition_of(self.table),
-                format_lsn(reader.seen or context.stream.position),
+                definition,
+                seen,
                 time.time(),
                 time.time() - started,
                 compared.rows,
@@ -208,20 +210,14 @@ class Refresh(Job):
                 reads=tuple(sorted(described.reads)),
                 unseen=described.unseen,
                 version=reader.version,
-                of=definition_of(self.table),
+                of=definition,
             )
         )
         level = logging.INFO if compared.differences else logging.DEBUG
         _log.log(
             level,
             "computed table %s as of %s: %d rows, %d differ, %d ops",
-            *(
-                self.table.name,
-                format_lsn(reader.seen or context.stream.position),
-                compared.rows,
-                len(compared.differences),
-                ops,
-            ),
+            *(self.table.name, seen, compared.rows, len(compared.differences), ops),
         )
 
     def _is_of(self, state: RefreshState, version: str, stored: StoredTable) -> bool:

@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class InitialSnapshot:
     """Reads a whole source. `plan` is its part of `version`, `others` the definitions (name to digest) that the other
-    sources need for it; `progress` is called now and then; `clock` is the time that rules see."""
+    sources need for it; `progress` is called now and then; `clock` gives, for a connection to the
+    source, the clock that rules see."""
 
     source: SourceSettings
     store: StoreWriter
@@ -45,7 +46,7 @@ class InitialSnapshot:
     bulk: BulkJobs
     progress: Callable[[BulkProgress], None]
     others: Mapping[str, Mapping[str, str]]
-    clock: Callable[[], int]
+    clock: Callable[[psycopg.Connection], Callable[[], int]]
 
     def run(self, lease: Lease, slot: OwnSlot) -> None:
         """Replace everything that the store has of the source. Clients see the change at once, at the end. Raises
@@ -126,6 +127,6 @@ class InitialSnapshot:
             keys=self.store.keys(),
             store=self.store.address,
             directory=self.store.staging_directory(lease),
-            now=self.store.move_tick(lease, self.source.name, self.clock()) if self.plan.reads_clock else 0,
+            now=self.store.move_tick(lease, self.source.name, self.clock(conn)()) if self.plan.reads_clock else 0,
         )
         return staged, job
