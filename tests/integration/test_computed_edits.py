@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from headwater.api.admin.route import AdminSettings
-from headwater.replication.computed import refresh_states
 from headwater.replication.versions import part_of
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.versions import definitions_of
+from tests.support.computed_truth import refresh_state
 from tests.support.fix_admin import TOKEN, running_admin
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -58,12 +58,7 @@ def notes(source_db: SourceDb) -> SourceDb:
 
 def started(deployment: Deployment) -> Deployment:
     deployment.start()
-
-    def computed() -> bool:
-        with deployment.store() as store:
-            return "shown" in (states := refresh_states(store, deployment.name)) and states["shown"].at > 0
-
-    wait_until(computed, "the table to be computed", 30)
+    wait_until(lambda: refresh_state(deployment, "shown").at > 0, "the table to be computed", 30)
     return deployment
 
 
@@ -133,12 +128,7 @@ def test_new_stream_waits_for_rows_of_failed_refresh(deploy: Deploy, notes: Sour
     deployment = started(deploy(config(ALL, MINE, ANYBODY)))
     failing = "SELECT id, owner, text FROM notes WHERE 1 / (id - 1) > 0"
     deployment.redeploy(config(failing, MINE))
-
-    def failed() -> bool:
-        with deployment.store() as store:
-            return refresh_states(store, deployment.name)["shown"].code == "HW_2701"
-
-    wait_until(failed, "the refresh to fail", 30)
+    wait_until(lambda: refresh_state(deployment, "shown").code == "HW_2701", "the refresh to fail", 30)
     more = 'more: {auto_subscribe: true, query: "SELECT id, text FROM shown AS more"}'
     assert "HW_2701" in refused(deployment, config(failing, MINE, more)).note
 

@@ -11,10 +11,11 @@ import pytest
 from headwater.insight.explain import explain_row
 from headwater.insight.rows import CurrentRows
 from headwater.oplog.lsn import parse_lsn
-from headwater.replication.computed import RefreshState, refresh_states
+from headwater.replication.computed import RefreshState
 from headwater.sync.request import RequestLimits
 from headwater_rules.results import SyncRequest
 from tests.support.command import Run
+from tests.support.computed_truth import refresh_state, shown
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
@@ -46,14 +47,8 @@ streams:
 AFTER = "{after: [orders], least: 0s}"
 
 
-def shown(deployment: Deployment) -> dict[str, dict[str, object]]:
-    return {row_id: row for (_, row_id), row in deployment.rows("ann").items()}
-
-
 def state(deployment: Deployment) -> RefreshState:
-    deployment.raise_failure()
-    with deployment.store() as store:
-        return refresh_states(store, deployment.name).get("account_totals", RefreshState("account_totals"))
+    return refresh_state(deployment, "account_totals")
 
 
 def refreshed(deployment: Deployment, after: float = 0.0) -> RefreshState:

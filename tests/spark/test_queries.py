@@ -20,8 +20,9 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from headwater.replication.computed import RefreshState, refresh_states
+from headwater.replication.computed import RefreshState
 from tests.support.command import Run, headwater
+from tests.support.computed_truth import refresh_state, shown
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.waiting import wait_until
@@ -46,14 +47,8 @@ streams:
 """
 
 
-def shown(deployment: Deployment) -> dict[str, dict[str, object]]:
-    return {row_id: row for (_, row_id), row in deployment.rows("ann").items()}
-
-
 def state(deployment: Deployment) -> RefreshState:
-    deployment.raise_failure()
-    with deployment.store() as store:
-        return refresh_states(store, deployment.name).get("stock", RefreshState("stock"))
+    return refresh_state(deployment, "stock")
 
 
 def refreshed(deployment: Deployment) -> RefreshState:

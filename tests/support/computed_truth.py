@@ -8,7 +8,7 @@ from decimal import Decimal
 import orjson
 
 from headwater.oplog.lsn import parse_lsn
-from headwater.replication.computed import refresh_states
+from headwater.replication.computed import RefreshState, refresh_states
 from tests.support.fix_headwater import Deployment
 from tests.support.waiting import wait_until
 
@@ -47,6 +47,18 @@ def on_device(deployment: Deployment) -> dict[str, Rows]:
     for (table, _), row in deployment.rows("ann").items():
         found.setdefault(table, []).append(tuple(sorted(row.items())))
     return {table: sorted(rows, key=repr) for table, rows in found.items()}
+
+
+def shown(deployment: Deployment) -> dict[str, dict[str, object]]:
+    """The rows on a new device by id, of a config with one table."""
+    return {row_id: row for (_, row_id), row in deployment.rows("ann").items()}
+
+
+def refresh_state(deployment: Deployment, table: str) -> RefreshState:
+    """How a computed table stands."""
+    deployment.raise_failure()
+    with deployment.store() as store:
+        return refresh_states(store, deployment.name).get(table, RefreshState(table))
 
 
 def refresh_all(deployment: Deployment, tables: Collection[str]) -> None:
