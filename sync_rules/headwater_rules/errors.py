@@ -165,15 +165,7 @@ class Edit:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON: character offsets, lines and columns of what is replaced, and the replacement."""
-        return {
-            "start": self.span.start,
-            "end": self.span.end,
-            "line": self.span.line,
-            "column": self.span.column,
-            "end_line": self.span.end_line,
-            "end_column": self.span.end_column,
-            "replacement": self.replacement,
-        }
+        return {**_offsets(self.span), "replacement": self.replacement}
 
 
 class RuleError(Exception):
@@ -237,16 +229,22 @@ class RuleError(Exception):
         return "\n".join(lines)
 
 
-def _span_dict(span: Span) -> dict[str, object]:
+def _offsets(span: Span) -> dict[str, object]:
     return {
         "start": span.start,
         "end": span.end,
         "line": span.line,
         "column": span.column,
-        "text": span.text[:_MOST_TOLD],
-        "source_line": span.source_line[:_MOST_TOLD],
         "end_line": span.end_line,
         "end_column": span.end_column,
+    }
+
+
+def _span_dict(span: Span) -> dict[str, object]:
+    return {
+        **_offsets(span),
+        "text": span.text[:_MOST_TOLD],
+        "source_line": span.source_line[:_MOST_TOLD],
     }
 
 

@@ -310,16 +310,7 @@ def _own(config: ServiceConfig, named: str) -> Demo:
     schema = client_schema(compile_config(config.sync_text()).plan, read_schema(source))
     tables = {table.name: {each.name: each.type.value for each in table.columns} for table in schema.tables}
     title, order = title_of(people.table), (people.subject,)
-    return Demo(
-        source,
-        config.auth.keys[0],
-        AUDIENCE,
-        (people.table.schema, people.table.name),
-        people.subject,
-        title,
-        order,
-        tables,
-    )
+    return Demo(source, config.auth.keys[0], AUDIENCE, people.table.own_place, people.subject, title, order, tables)
 
 
 def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:

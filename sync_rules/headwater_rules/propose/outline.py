@@ -59,6 +59,11 @@ class OutlinedTable:
         return _place(self.tag, self.schema, self.name)
 
     @property
+    def own_place(self) -> tuple[str, str]:
+        """Its schema and name, as its database has them."""
+        return self.schema, self.name
+
+    @property
     def shown(self) -> str:
         """A name for comments."""
         name = self.name if self.schema == "public" and not self.tag else ".".join(self.place)

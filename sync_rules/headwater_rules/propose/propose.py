@@ -59,12 +59,12 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
     found_people = find_people(app, people)
     identities = Identities(found_people, app)
     found = find_routes(app, identities)
-    own = [each for each in found.values() if not is_frameworks_own(each.table.schema, each.table.name)]
+    own = [each for each in found.values() if not is_frameworks_own(*each.table.own_place)]
     names = device_names([each.table for each in own])
     writer = _Writer(found_people, names)
     given = [each for each in own if each.routes]
     undecided = [each for each in own if not each.routes]
-    left_out = [each.table for each in found.values() if is_frameworks_own(each.table.schema, each.table.name)]
+    left_out = [each.table for each in found.values() if is_frameworks_own(*each.table.own_place)]
     return Proposal(
         "\n".join(writer.lines(given, undecided, left_out)) + "\n",
         None if found_people is None else ".".join(found_people.table.place),

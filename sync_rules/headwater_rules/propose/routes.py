@@ -77,7 +77,7 @@ def find_people(tables: Sequence[OutlinedTable], named: str | None = None) -> Pe
 
 
 def _names(table: OutlinedTable) -> set[str]:
-    return {table.name, f"{table.schema}.{table.name}", ".".join(table.place)}
+    return {table.name, ".".join(table.own_place), ".".join(table.place)}
 
 
 def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candidate | None:
@@ -93,7 +93,7 @@ def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candida
     declared = [each for each in table.references if each.declared]
     if not named and not (logins and contacts):
         return None
-    if len(words) > 1 and (table.schema, table.name) != _SUPABASE:
+    if len(words) > 1 and table.own_place != _SUPABASE:
         # project_users joins two tables, auth_user does not
         if not (contacts or logins) or (len(declared) > 1 and not (logins and contacts)):
             return None
@@ -101,7 +101,7 @@ def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candida
     referring = {t.name: t for t in tables for each in t.references if each.place == table.place}
     sessions = [name for name in referring if last_word(name) in LOGINS]
     score = named + 80 * bool(logins) + 15 * bool(contacts) + 15 * secrets + 30 * bool(sessions)
-    score += 2 * min(len(referring), 10) + 1000 * ((table.schema, table.name) == _SUPABASE)
+    score += 2 * min(len(referring), 10) + 1000 * (table.own_place == _SUPABASE)
     signs = [*(f"has {each}" for each in (*logins[:2], *contacts[:1])), *(f"named by {each}" for each in sessions[:1])]
     if others := len(referring) - len(sessions[:1]):
         signs.append(f"{others} {'table refers' if others == 1 else 'tables refer'} to it")
@@ -283,7 +283,7 @@ def _of_users(found: dict[Place, TableRoutes], identities: Identities) -> dict[P
             continue
         for each in user.table.references:
             there = spread.get(each.place)
-            if there is not None and there.is_open and not is_frameworks_own(there.table.schema, there.table.name):
+            if there is not None and there.is_open and not is_frameworks_own(*there.table.own_place):
                 way = Route(each.target, each.declared, user.table, each.column, user.routes)
                 spread[there.table.place] = replace(there, routes=(way,))
     return spread
@@ -312,7 +312,7 @@ def _by_reference(table: OutlinedTable, reference: Reference, found: Mapping[Pla
     parent = found.get(reference.place)
     if parent is None or parent.table.place == table.place or not parent.routes:
         return None
-    if is_frameworks_own(parent.table.schema, parent.table.name):
+    if is_frameworks_own(*parent.table.own_place):
         return None
     direct = parent.routes[0] if len(parent.routes) == 1 else None
     if direct is not None and direct.column == reference.target:  # what leads to the parent's id leads to ours
@@ -362,7 +362,7 @@ def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: 
     """The reference to what the table's users take part in, if it is a table of memberships: by its name, or where it
     may be one that `joins_only`, by having nothing else."""
     owners = identities.columns(table)
-    if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(table.schema, table.name):
+    if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(*table.own_place):
         return None
     if not NO_MEMBERS.isdisjoint(words_of(table.name)):
         return None

@@ -67,13 +67,14 @@ class InitSetup:
         host = self.sources[source]
         return WRITER if host is None else host.role
 
-    def unsecured(self, source: SourceSettings) -> list[Writable]:
-        """The writable tables of a database that have no policies yet."""
-        return [each for each in self.writable if each.table.tag == source.written_tag and not each.table.secured]
+    def writable_in(self, source: SourceSettings, *, secured: bool) -> list[Writable]:
+        """The writable tables of a database that have policies already, or that have none."""
+        own = [each for each in self.writable if each.table.tag == source.written_tag]
+        return [each for each in own if each.table.secured == secured]
 
     def policies(self) -> dict[str, SourceSettings]:
         """The files of policies, each with the database that it is for."""
-        wanted = [source for source in self.sources if self.unsecured(source)]
+        wanted = [source for source in self.sources if self.writable_in(source, secured=False)]
         return {POLICIES if len(self.sources) == 1 else f"policies-{each.tag}.sql": each for each in wanted}
 
 
@@ -220,8 +221,8 @@ def _upload(written: InitSetup) -> str:
         lines.append(f"    {_scalar(each.name)}:")
         if each.table.tag:
             lines.append(f"      source: {_scalar(each.table.tag)}")
-        if (each.table.schema, each.table.name) != ("public", each.name):
-            lines.append(f"      table: {_scalar(f'{each.table.schema}.{each.table.name}')}")
+        if each.table.own_place != ("public", each.name):
+            lines.append(f"      table: {_scalar('.'.join(each.table.own_place))}")
         lines.append(f"      columns: [{', '.join(map(_scalar, each.columns))}]")
         lines.append(f"      operations: [{', '.join(each.operations)}]{_why(each)}")
     return "\n".join(lines) + "\n"
@@ -253,7 +254,7 @@ def policies_text(written: InitSetup, source: SourceSettings) -> str:
     if people is not None and people.subject != people.key and people.table.tag == source.written_tag:
         columns = f"{identifier(people.key)}, {identifier(people.subject)}"
         lines.append(f"GRANT SELECT ({columns}) ON {sql_name(people.table)} TO {role};")
-    for each in written.unsecured(source):
+    for each in written.writable_in(source, secured=False):
         table = sql_name(each.table)
         lines += [
             "",

@@ -79,27 +79,26 @@ def _a_user(sources: Iterable[SourceSettings], shown: StreamTable, people: Peopl
 
 def _queries(shown: StreamTable, people: People | None) -> Iterator[tuple[OutlinedTable, sql.Composed]]:
     """Queries, each with a table of the database that it is for."""
-    rows, most = _identifier(shown.table), sql.Literal(_LATELY)
+    rows, most = sql.Identifier(*shown.table.own_place), sql.Literal(_LATELY)
     if shown.owner is not None:
         owner = sql.Identifier(shown.owner)
         lately = sql.SQL("(select {}::text as owner from {} limit {}) t").format(owner, rows, most)
         if people is None or people.subject == people.key:
             yield shown.table, sql.SQL(_BUSIEST).format(lately)
         elif people.table.tag == shown.table.tag:
-            users, key, subject = _identifier(people.table), *map(sql.Identifier, (people.key, people.subject))
+            users, key, subject = (
+                sql.Identifier(*people.table.own_place),
+                *map(sql.Identifier, (people.key, people.subject)),
+            )
             query = sql.SQL(
                 "select u.{}::text from {} join {} u on u.{}::text = t.owner where u.{} is not null"
                 " group by 1 order by count(*) desc, 1"
             ).format(subject, lately, users, key, subject)
             yield shown.table, query
     if people is not None:
-        users, subject = _identifier(people.table), sql.Identifier(people.subject)
+        users, subject = sql.Identifier(*people.table.own_place), sql.Identifier(people.subject)
         anybody = sql.SQL("select {}::text from {} where {} is not null order by 1 limit 1")
         yield people.table, anybody.format(subject, users, subject)
-
-
-def _identifier(table: OutlinedTable) -> sql.Identifier:
-    return sql.Identifier(table.schema, table.name)
 
 
 def write_page(folder: Path, page: Page, proposal: Proposal, tables: ClientSchema) -> None:

@@ -58,9 +58,8 @@ def _print_next_steps(
     if written.writable:
         click.echo(f"  Devices may write to: {', '.join(each.name for each in written.writable)}")
     for source in written.sources:
-        own = [each for each in written.writable if each.table.secured and each.table.tag == source.written_tag]
-        if own:
-            names = ", ".join(each.name for each in own)
+        if secured := written.writable_in(source, secured=True):
+            names = ", ".join(each.name for each in secured)
             click.echo(f"  Under policies that are there, which have to let {written.role(source)} do so: {names}")
     for crowd in proposal.crowded:
         click.echo(f"  CAUTION: the stream {crowd.table.shown} has {crowd}.\n    -> {crowd.fix}")
