@@ -21,7 +21,7 @@ from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.computed import RefreshState
-from tests.support.command import Run, headwater
+from tests.support.command import Outcome, Run, headwater
 from tests.support.computed_truth import refresh_state, shown
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -276,6 +276,32 @@ def test_check_without_spark_says_so(
     outcome = headwater_here(*_CHECK)
     assert outcome.code == 0, "the table may be right"
     assert "Spark can't compute `stock`: Spark needs Java" in outcome.err
+
+
+def test_row_is_forgotten_once_the_lake_has_lost_it(
+    deploy: Deploy, source_db: SourceDb, lake: Path, tmp_path: Path
+) -> None:
+    deployment = deploy(config(f"SELECT id, 'person ' || n AS n FROM parquet.`{lake}`")).start()
+    first(deployment)
+    storage = f"storage: {{type: sqlite, path: '{deployment.directory}'}}\n"
+    connections = f"replication: {{connections: [{{uri: '{source_db.uri}', sslmode: disable}}]}}\n"
+
+    def forget(*options: str, consent: str = "true") -> Outcome:
+        """In a process of its own, which ends its Spark."""
+        (tmp_path / "headwater.yaml").write_text(f"{connections}{storage}spark: {{queries: {consent}}}\n")
+        return headwater("store", "forget", *options, "--yes", cwd=tmp_path)
+
+    refused = forget("--table", "stock", "--id", "7", consent="false")
+    assert (refused.code, "HW_2708" in refused.err) == (1, True), refused.err
+    for options in (("--table", "stock", "--id", "7"), ("--contains", "person 777")):
+        refused = forget(*options)
+        assert (refused.code, "HW_8401" in refused.err) == (1, True), refused.err
+        assert "computed table stock" in refused.err
+    write(lake, {8: 8})
+    deployment.ask("resync", tables=["stock"])
+    forgotten = forget("--contains", "person 777")
+    assert forgotten.code == 0, forgotten.err
+    assert "it is gone" in forgotten.out
 
 
 def test_errors_of_queries_leave_other_lines_as_they_are(spark: Spark) -> None:

@@ -17,7 +17,7 @@ from headwater.oplog.row_id import RowIdentity
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.rows.fetch import has_row, has_text
-from headwater.source.rows.query import ResultReader
+from headwater.source.rows.query import ComputedResult, ResultReader
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
 from headwater.storage.sql.compaction import CompactionStore
@@ -119,24 +119,29 @@ def check_computed(
     source: SourceSettings,
     stored: Sequence[StoredTable],
     computed: Sequence[ComputedTable],
+    spark: Callable[[ComputedTable], ComputedResult],
     row_id: str | None,
     text: str | None,
 ) -> None:
-    """Raise HW_8401 when the result of a computed table's query, of those that are `stored`, holds the value. Raises
-    ComputedTableError where a query can't be asked."""
+    """Raise HW_8401 when the result of a computed table's query, of those that are `stored`, holds the value; `spark`
+    gives the results of queries that the source does not run. Raises ComputedTableError where a query can't be asked,
+    EngineError or NoJavaError where Spark can't."""
     names = {table.relation.name for table in stored if table.computed}
     for table in computed:
-        if table.name in names and _result_has(source, table, row_id, text):
+        if table.name not in names:
+            continue
+        result = spark(table) if table.spark else ResultReader(source, table, threading.Event())
+        if _result_has(result, source.batch_bytes, row_id, text):
             held = "the row" if text is None else "the text"
             fix = "change what it is computed from first, then run it again"
             raise HeadwaterError(f"the source still has {held}", f"computed table {table.name}", fix, code="HW_8401")
 
 
-def _result_has(source: SourceSettings, table: ComputedTable, row_id: str | None, text: str | None) -> bool:
-    with closing(ResultReader(source, table, threading.Event())) as reader:
-        relation = reader.open().relation
+def _result_has(result: ComputedResult, batch_bytes: int, row_id: str | None, text: str | None) -> bool:
+    with closing(result):
+        relation = result.open().relation
         identity, width = RowIdentity.of(relation), len(relation.columns)
-        for line in chain.from_iterable(reader.lines(relation, source.batch_bytes)):
+        for line in chain.from_iterable(result.lines(relation, batch_bytes)):
             if row_id is not None and identity.key(key_cells(line, width, identity.columns)) == row_id:
                 return True
             if text is not None and any(text in (cell or "") for cell in split_line(line, width)):

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.options import load
 from headwater.cli.rules.sync_config import read_text
+from headwater.cli.source.spark import spark_results
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.insight.words import count
 from headwater.source.catalog.computed import with_computed
 from headwater.source.catalog.schema import schema_of, see_schema
 from headwater_rules.schema import SchemaFormatError, SeenSchema, SourceSchema, not_compared
-
-if TYPE_CHECKING:
-    from headwater.pipeline.spark.engine import SparkEngine
 
 _BRIEFLY = 5
 """Seconds to wait for a source that nobody has asked to compare with."""
@@ -49,18 +43,8 @@ def described(configs: ConfigSource, schema: SourceSchema, text: str) -> SourceS
     """The same, with the computed tables of a sync config as the sources of the service config, and its Spark, describe
     them."""
     config = load(configs, warn=False)
-    with ExitStack() as held:
-
-        @cache
-        def engine() -> SparkEngine:
-            from headwater.pipeline.spark.engine import SparkEngine
-            from headwater.pipeline.spark.session import Spark
-
-            spark = Spark(config.spark)
-            held.callback(spark.stop)
-            return SparkEngine(spark)
-
-        return with_computed(schema, config.sources, text, lambda table: engine().result(table, threading.Event()))
+    with spark_results(config) as spark:
+        return with_computed(schema, config.sources, text, spark)
 
 
 def stored_schema(file: Path) -> SeenSchema:

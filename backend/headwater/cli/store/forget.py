@@ -10,6 +10,7 @@ import click
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
+from headwater.cli.source.spark import spark_results
 from headwater.errors import HeadwaterError
 from headwater.insight.forget import (
     ForgetPlan,
@@ -51,7 +52,9 @@ def forget(
     with existing_store(config) as store:
         stored = tables_named(store, config.source().name, table)
         check_source(config.source(), stored, row_id, text)
-        check_computed(config.source(), stored, computed_now(store, config.source().tag), row_id, text)
+        computed = computed_now(store, config.source().tag)
+        with spark_results(config) as spark:
+            check_computed(config.source(), stored, computed, spark, row_id, text)
         target = search_target(store, stored, row_id, text, id_too=id_too)
         backend = open_store(store.address)
         with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as compaction:
