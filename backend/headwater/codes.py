@@ -202,6 +202,9 @@ CODES = {
     "HW_6203": RefusalCode(_REJECT, "An admin request exceeded its time limit.", "Use the command, which has none.", 422),
     "HW_6204": RefusalCode(_REJECT, "The answer to an admin request exceeds its size limit.", "Ask for less.", 422),
     "HW_6205": RefusalCode(_RETRY, "Too many admin requests are in progress or waiting.", "Send fewer at once.", 429),
+    "HW_6206": RefusalCode(_REJECT, "The operator's role is `view`, and the request may change something.", "Sign in with a token whose role is `edit`.", 403),
+    "HW_6207": RefusalCode(_REJECT, "A request by a session of the studio does not come from its own page: a header Origin or X-Headwater-CSRF is wrong.", "Open the studio at its own address. A proxy in front has to pass on the header Host.", 403),
+    "HW_6208": RefusalCode(_RETRY, "Too many sign-ins to the studio failed within a minute.", "Wait a minute.", 429),
     "HW_6210": Code(_REJECT, "A statement for the source may do more than read.", "Send a single SELECT.", 422),
     # Config and processes
     "HW_7001": Code(_STOP, "The service config is invalid. The message lists all errors.", "Correct the file."),

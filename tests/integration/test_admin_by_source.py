@@ -13,7 +13,7 @@ from headwater.replication.meters import Totals
 from headwater.replication.status import SourceStatuses
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_store
-from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
+from tests.support.fix_admin import NOWHERE, OPERATOR, AdminEndpoint, running_admin
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 
@@ -44,7 +44,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 
 def settings_of(deployment: Deployment, other: SourceSettings) -> AdminSettings:
-    return AdminSettings((TOKEN,), deployment.address, (deployment.settings, other))
+    return AdminSettings((OPERATOR,), deployment.address, (deployment.settings, other))
 
 
 @pytest.fixture

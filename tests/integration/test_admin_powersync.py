@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from headwater.api.admin.route import AdminSettings
-from tests.support.fix_admin import TOKEN, AdminEndpoint, running_admin
+from tests.support.fix_admin import OPERATOR, AdminEndpoint, running_admin
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 
@@ -37,7 +37,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 @pytest.fixture
 def settings(deployment: Deployment) -> AdminSettings:
-    return AdminSettings((TOKEN,), deployment.address, (deployment.settings,))
+    return AdminSettings((OPERATOR,), deployment.address, (deployment.settings,))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_diagnostics_of_processing_version(admin: AdminEndpoint, deployment: Dep
 
 
 def test_diagnostics_name_unreadable_table(deployment: Deployment, source_db: SourceDb) -> None:
-    settings = AdminSettings((TOKEN,), deployment.address, (deployment.settings,))
+    settings = AdminSettings((OPERATOR,), deployment.address, (deployment.settings,))
     source_db.execute("create table keyless (id int)")
     source_db.execute("create table unpublished (id int primary key)")
     source_db.execute("create publication headwater for table notes, keyless")
@@ -141,7 +141,7 @@ def test_validate_names_position_of_error(admin: AdminEndpoint) -> None:
 def test_unreachable_source_is_named(deployment: Deployment) -> None:
     away = replace(deployment.settings, port=1, connect_timeout=2)
     deployment.start()
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (away,))) as admin:
+    with running_admin(AdminSettings((OPERATOR,), deployment.address, (away,))) as admin:
         told = admin.post(f"{ADMIN}/diagnostics")
         (connection,) = told["connections"]
         assert connection["connected"] is False
@@ -225,7 +225,7 @@ def test_validation_of_deploy_has_no_wrapper(admin: AdminEndpoint) -> None:
 def readable(deployment: Deployment) -> Iterator[AdminEndpoint]:
     """An endpoint that lets operators read the source by SQL."""
     open_to_sql = replace(deployment.settings, debug_api=True)
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as endpoint:
+    with running_admin(AdminSettings((OPERATOR,), deployment.address, (open_to_sql,))) as endpoint:
         yield endpoint
 
 

@@ -10,7 +10,7 @@ from headwater.replication.versions import part_of
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.versions import definitions_of
 from tests.support.computed_truth import refresh_state
-from tests.support.fix_admin import TOKEN, running_admin
+from tests.support.fix_admin import OPERATOR, running_admin
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_sources import NewSources
@@ -176,7 +176,7 @@ streams:
 def test_query_that_fails_is_refused_before_it_is_deployed(deploy: Deploy, notes: SourceDb) -> None:
     deployment = started(deploy(config(ALL, MINE)))
     wrong = config(PUBLIC.replace("secret", "secrets"), MINE)
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (deployment.settings,))) as admin:
+    with running_admin(AdminSettings((OPERATOR,), deployment.address, (deployment.settings,))) as admin:
         found = admin.post("/api/headwater/v1/validate", content=wrong)
         assert not found["valid"]
         (finding,) = found["findings"]

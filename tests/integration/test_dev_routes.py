@@ -12,13 +12,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind
+from headwater.api.studio.tokens import AdminToken
 from headwater.dev import DemoFiles
-from headwater.dev.routes import Demo, demo_routes
+from headwater.dev.routes import Demo, StudioDoor, demo_routes
+from headwater.dev.workspace import StudioLink
+from headwater.storage.address import SqliteAddress
 from tests.support.fix_api import PlayedHead
 from tests.support.fix_postgres import SourceDb
 from tests.support.memory_store import MemoryStore
@@ -122,3 +126,21 @@ def test_missing_build_names_command(demo: Demo, tmp_path: Path) -> None:
         assert response.status_code == 503
         assert "make demo" in response.text
         assert client.get("/demo/users").status_code == 200
+
+
+def test_link_to_the_studio_signs_in_once(tmp_path: Path) -> None:
+    tokens = (AdminToken("a token of the demo's operator", name="developer"),)
+    link = StudioLink(tmp_path / "headwater.yaml")
+    secret = link.make()
+    admin = AdminSettings(tokens, SqliteAddress(str(tmp_path / "store")), ())
+    settings = ApiSettings(KeyRing((KEY,)), frozenset({AUDIENCE}), admin=admin)
+    app = create_app(settings, MemoryStore(), PlayedHead(), StudioDoor(link, tokens).routes())
+    with served(app, [bind("127.0.0.1", 0)]) as (_, _, client):
+        assert client.get("/demo/studio", params={"key": "wrong"}).status_code == 400
+        assert client.head("/demo/studio", params={"key": secret}).status_code == 405
+        entered = client.get("/demo/studio", params={"key": secret})
+        assert (entered.status_code, entered.headers["location"]) == (303, "../studio/")
+        assert client.get("/studio/session").json()["name"] == "developer"
+        client.cookies.clear()
+        assert client.get("/demo/studio", params={"key": secret}).status_code == 400
+        assert client.get("/studio/session").status_code == 401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from headwater.api.admin.route import AdminSettings
-from tests.support.fix_admin import TOKEN, running_admin
+from tests.support.fix_admin import OPERATOR, running_admin
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
@@ -29,7 +29,7 @@ def test_explain_follows_rows(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("insert into members values ('a', 1), ('b', 1), ('b', 2)")
     deployment = deploy(RULES).start()
     chance = random.Random(3)
-    settings = AdminSettings((TOKEN,), deployment.address, (deployment.settings,))
+    settings = AdminSettings((OPERATOR,), deployment.address, (deployment.settings,))
     had: dict[str, set[tuple[str, str]]] = {user: set() for user in USERS}
     with running_admin(settings) as admin:
         for _ in range(4):

@@ -11,7 +11,7 @@ import pytest
 from headwater.api.admin.route import AdminSettings
 from headwater.source.connect import SourceSettings
 from tests.support.command import Outcome, Run
-from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
+from tests.support.fix_admin import NOWHERE, OPERATOR, AdminEndpoint, running_admin
 from tests.support.fix_sources import NewSources, Sources
 
 SERVED = """\
@@ -195,7 +195,7 @@ def test_types_of_a_source_that_is_away(author: Author, sources: Sources) -> Non
 
 
 def test_operators_are_told_of_all_sources(sources: Sources) -> None:
-    settings = AdminSettings((TOKEN,), sources.any.address, (*(each.settings for each in sources), NOWHERE))
+    settings = AdminSettings((OPERATOR,), sources.any.address, (*(each.settings for each in sources), NOWHERE))
     with running_admin(settings) as admin:
         check_answers(admin)
 

@@ -20,6 +20,7 @@ from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
 from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
+from headwater.api.studio.tokens import AdminToken
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_store
 from tests.support.plain_http import served
@@ -28,6 +29,7 @@ from tests.support.ruled_store import RuledStore
 
 OPENAPI = "/api/headwater/v1/openapi.json"
 TOKEN = "an admin token of the tests"
+OPERATOR = AdminToken(TOKEN)
 SECRET = b"a key of the devices in tests, of sixty-four bytes and some more"
 NOWHERE = SourceSettings(host="127.0.0.1", port=1, database="shop", user="app", sslmode="disable", connect_timeout=2)
 
@@ -104,5 +106,5 @@ def is_as_described(document: dict[str, Any], response: httpx.Response) -> None:
 def admin(ruled: RuledStore) -> Iterator[AdminEndpoint]:
     """A running endpoint over `ruled`, which serves a sync config. Its source answers nobody."""
     ruled.serve(SERVED)
-    with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))) as endpoint:
+    with running_admin(AdminSettings((OPERATOR,), ruled.store.address, (NOWHERE,))) as endpoint:
         yield endpoint

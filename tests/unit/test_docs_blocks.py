@@ -3,6 +3,7 @@ is not run."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -59,9 +60,14 @@ def test_commands_are_in_blocks_of_shell() -> None:
     assert [str(block) for block in plain] == []
 
 
+def _of_environment(name: re.Match[str]) -> str:
+    """A secret for each variable: operators don't share one."""
+    return base64.urlsafe_b64encode(f"{name[1]:-<32}".encode()).rstrip(b"=").decode()
+
+
 @pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
 def test_yaml_blocks(block: Block, tmp_path: Path) -> None:
-    tree = YAML(typ="safe").load(re.sub(r"!env (\w+)", SECRET, block.code))
+    tree = YAML(typ="safe").load(re.sub(r"!env (\w+)", _of_environment, block.code))
     if tree is None:
         return  # a comment for an editor
     if RULES_KEYS & set(tree):

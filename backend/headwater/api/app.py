@@ -39,6 +39,7 @@ from headwater.api.streams.stale import StaleSources
 from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
+from headwater.api.studio.routes import studio_routes
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.api.workers import Answers
@@ -157,8 +158,10 @@ class Endpoint:
 
     @property
     def operator_routes(self) -> Sequence[BaseRoute]:
-        """The admin routes, which refuse everything without an admin API."""
-        return (self._admin.guarded if self._admin else AdminRoutes((), ()),)
+        """The admin routes, which refuse everything without an admin API, and the studio's."""
+        if not self._admin:
+            return (AdminRoutes((), ()),)
+        return (self._admin.guarded, *studio_routes(self._admin.tokens))
 
     @property
     def answers(self) -> Answers:

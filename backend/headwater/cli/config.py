@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from headwater.api.auth.settings import ClientAuth, read_client_auth
 from headwater.api.limits import HttpLimits, Network, StreamLimits
+from headwater.api.studio.tokens import LONGEST_NAME, AdminToken, Role
 from headwater.api.upload.settings import read_upload
 from headwater.cli.databases import read_sources, read_storage
 from headwater.config import ConfigSource
@@ -89,7 +90,7 @@ class ApiConfig:
     """`api`: the admin tokens, how many processes serve devices (None: what suits the machine), the address of the
     admin API if it is not that of the endpoint, and limits."""
 
-    tokens: tuple[str, ...] = field(default=(), repr=False)
+    tokens: tuple[AdminToken, ...] = ()
     workers: Annotated[int | None, Meta(ge=1, le=256)] = None
     admin_port: Port = None
     admin_host: Annotated[str | None, Meta()] = None
@@ -344,21 +345,33 @@ def _networks(section: Section, key: str) -> Iterator[Network]:
 _SHORTEST_TOKEN = 16
 
 
-def _admin_tokens(section: Section) -> tuple[str, ...]:
-    """The admin tokens. An empty one, as from an empty environment variable, is an error: it would match requests
-    without a token."""
-    tokens = section.texts("tokens")
-    if any(not token.strip() for token in tokens):
-        what = "an empty token would open the admin API to everybody"
-        section.error(what, "tokens", fix="set it, or remove it")
-    elif any(token != token.strip() for token in tokens):
-        what = "a token begins or ends with white space, which no request can send"
-        section.error(what, "tokens", fix="remove the white space")
-    elif any(len(token) < _SHORTEST_TOKEN for token in tokens):
-        what = f"a token has under {_SHORTEST_TOKEN} characters, so that it can be guessed"
-        section.error(what, "tokens", fix=MAKE_ONE, code=KNOWN_TO_ALL)
-    section.refuse_example("tokens", *tokens)
+def _admin_tokens(section: Section) -> tuple[AdminToken, ...]:
+    """The admin tokens: each a text, or a mapping with its role and name."""
+    tokens = tuple(map(_admin_token, section.texts_or_sections("tokens", "token")))
+    if len({token.text for token in tokens}) < len(set(tokens)):
+        what = "the same token is given twice, with different roles or names"
+        section.error(what, "tokens", fix=f"give each operator another one; {MAKE_ONE}")
     return tokens
+
+
+def _admin_token(section: Section) -> AdminToken:
+    """One of them. An empty one, as from an empty environment variable, is an error: it would match requests without a
+    token."""
+    token, name = section.text("token") or "", section.text("name") or ""
+    role = Role(section.choice("role", Role.EDIT.value, [each.value for each in Role]))
+    if not token.strip():
+        section.error("an empty token would open the admin API to everybody", fix="set it, or remove it")
+    elif token != token.strip():
+        what = "a token begins or ends with white space, which no request can send"
+        section.error(what, fix="remove the white space")
+    elif len(token) < _SHORTEST_TOKEN:
+        what = f"a token has under {_SHORTEST_TOKEN} characters, so that it can be guessed"
+        section.error(what, fix=MAKE_ONE, code=KNOWN_TO_ALL)
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        section.error(f"must be text that can be printed, of at most {LONGEST_NAME} characters", "name")
+    section.refuse_example("", token)
+    section.refuse_unknown()
+    return AdminToken(token, role, name)
 
 
 def _spark(root: Section, storage: StoreAddress) -> SparkSettings:

@@ -36,10 +36,10 @@ from headwater.cli.watching import set_up_logging
 from headwater.cli.workers import answer_at
 from headwater.config import SYNC_B64, ConfigSource
 from headwater.dev import DemoFiles, find_demo_files
-from headwater.dev.routes import Backstage, Demo, demo_routes
+from headwater.dev.routes import Backstage, Demo, StudioDoor, demo_routes
 from headwater.dev.sample import UPLOAD, fill, is_filled, make_policies, row_count
 from headwater.dev.trace import RuleText, Tracer
-from headwater.dev.workspace import AUDIENCE, Workspace, WorkspaceError, open_workspace
+from headwater.dev.workspace import AUDIENCE, StudioLink, Workspace, WorkspaceError, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.schema import read_outline, read_schema
@@ -85,13 +85,14 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
             stop.wait(_PAUSE)
 
 
-def own_tables_text(address: Address, database: str, files: DemoFiles, rules: Path) -> str:
+def own_tables_text(address: Address, database: str, files: DemoFiles, rules: Path, secret: str) -> str:
     """The text to print when a database of one's own is shown."""
     page = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make install`)")
     return f"""
 Ready.
 
   your tables     {page}
+  studio          {studio_link(address, secret)}
   database        {database}
   sync config     {rules}
 
@@ -101,6 +102,11 @@ Ctrl-C ends everything, and drops the slot and the publication that were made fo
 """
 
 
+def studio_link(address: Address, secret: str) -> str:
+    """The link that signs in to the studio, for the text."""
+    return f"{address.origin}/demo/studio?key={secret}   (signs you in; works once)"
+
+
 def database_session(dsn: str, programs: Path) -> str:
     """The command that opens a database session, or only its address where there is no psql. `programs` is the
     directory of Postgres' programs, `dsn` a libpq URI."""
@@ -108,7 +114,7 @@ def database_session(dsn: str, programs: Path) -> str:
     return f"{shlex.quote(psql)} {shlex.quote(dsn)}" if psql else dsn
 
 
-def what_to_try(address: Address, database: str, files: DemoFiles, kept: Path | None) -> str:
+def what_to_try(address: Address, database: str, files: DemoFiles, kept: Path | None, secret: str) -> str:
     """The text to print when ready. `database` is how to open a session of the database."""
     app = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make demo`)")
     end = "Ctrl-C ends everything" + (f"; {kept} stays." if kept else ", and leaves nothing behind.")
@@ -116,6 +122,7 @@ def what_to_try(address: Address, database: str, files: DemoFiles, kept: Path | 
 Ready.
 
   demo app        {app}
+  studio          {studio_link(address, secret)}
   sync endpoint   {address.origin}   (tokens: {address.origin}/demo/token?user=ID, ids: {address.origin}/demo/users)
   Postgres        {database}
   sync rules      {files.rules}
@@ -164,7 +171,7 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         reserved.close()
         dsn = f"postgresql://{_USER}@127.0.0.1:{server.port}/{_DATABASE}"
         session = database_session(dsn, server.binaries.bin_dir)
-        text = what_to_try(address, session, files, workspace.root if keep else None)
+        text = what_to_try(address, session, files, workspace.root if keep else None, workspace.link.make())
         _serve(workspace, address, session, text, stop)
         _say("ending")
 
@@ -198,7 +205,7 @@ def run_own(uri: str, users: str | None, given: Path | None, host: str, port: in
         prepare(source, plan.tables(), computed=plan.computed)
         reserved.close()
         session = f"psql postgresql://{source.user}@{source.address}"
-        text = own_tables_text(address, source.address, files, rules)
+        text = own_tables_text(address, source.address, files, rules, workspace.link.make())
         _serve(workspace, address, session, text, stop, proposal.people)
         _say("ending")
 
@@ -298,7 +305,11 @@ def _serve_demo(path: Path, session: str, own: str | None) -> None:
     files = find_demo_files() if own is None else replace(find_demo_files(), page="own.html")
     demo = Demo(config.source(), config.auth.keys[0], AUDIENCE) if own is None else _own(config, own)
     with closing(open_store(config.storage).open_reader()) as reader:
-        routes = [*_backstage(config, reader, files, session).routes(), *demo_routes(demo, files)]
+        routes = [
+            *_backstage(config, reader, files, session).routes(),
+            *StudioDoor(StudioLink(path), config.api.tokens).routes(),
+            *demo_routes(demo, files),
+        ]
         serve_app(build(config, routes), [bind(config.host, config.port)])
 
 

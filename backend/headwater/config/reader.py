@@ -160,6 +160,26 @@ class Section:
             return []
         return found
 
+    def texts_or_sections(self, key: str, text: str) -> list[Section]:
+        """A list of mappings and texts; a single text counts as a list of one. A text is read as a mapping that has it
+        as `text` alone, and whose errors are at the list."""
+        match self._value(key):
+            case None:
+                return []
+            case str():
+                items = [self._values[key]]
+            case list(found) if all(isinstance(item.value, str | dict) for item in found):
+                items = found
+            case _:
+                self._mismatch(key, "a list of texts or mappings")
+                return []
+        return [
+            Section(item.value, f"{self.at(key)}[{number}]", item.mark, self.findings)
+            if isinstance(item.value, dict)
+            else Section({text: item}, self.at(key), item.mark, self.findings)
+            for number, item in enumerate(items)
+        ]
+
     def named(self, key: str) -> dict[str, Section]:
         """A mapping of names to mappings; a name without a value gets an empty one."""
         section = self.section(key)

@@ -22,8 +22,12 @@ from headwater.api.admin.rules import ClientRequest, ExplainHandler, ExplainRowR
 from headwater.api.auth.keys import Key, sign
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
+from headwater.api.studio.routes import set_session
+from headwater.api.studio.sessions import Operators
+from headwater.api.studio.tokens import AdminToken
 from headwater.dev import DemoFiles
 from headwater.dev.trace import RuleLines, RuleText, Tracer
+from headwater.dev.workspace import StudioLink
 from headwater.source.connect import SourceSettings, connect
 
 TOKEN_SECONDS = 3600
@@ -120,6 +124,27 @@ def demo_routes(demo: Demo, files: DemoFiles) -> list[BaseRoute]:
 
 async def _to_page(_: Request) -> Response:
     return RedirectResponse("/demo/")
+
+
+@dataclass(frozen=True, slots=True)
+class StudioDoor:
+    """Signs in to the studio who follows the link that the command printed."""
+
+    link: StudioLink
+    tokens: tuple[AdminToken, ...]
+
+    def routes(self) -> list[BaseRoute]:
+        route = Route("/demo/studio", self.enter)
+        route.methods = {"GET"}  # a HEAD, as of what shows a link before it is opened, must not use it up
+        return [route]
+
+    async def enter(self, request: Request) -> Response:
+        if not self.link.use(request.query_params.get("key", "")):
+            fix = "start `headwater dev` again, or sign in with the token in its headwater.yaml"
+            raise ApiError("the link to the studio was used already, or is wrong", fix=fix, code="HW_8016")
+        response = RedirectResponse("../studio/", 303)
+        set_session(request, response, Operators(self.tokens).sign_in(self.tokens[0]))
+        return response
 
 
 _LONGEST = 200

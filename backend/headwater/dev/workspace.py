@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import hmac
 import secrets
 import shutil
 import tempfile
@@ -33,6 +34,7 @@ class Workspace:
         self.root = root
         self.database, self.store, self.scratch = root / "postgres", root / "store", root / "scratch"
         self.config, self.rules = root / "headwater.yaml", root / "sync.yaml"
+        self.link = StudioLink(self.config)
 
     def write_config(
         self, source: SourceSettings, rules: Path, host: str, port: int, upload: dict[str, object] | None
@@ -63,6 +65,7 @@ class Workspace:
             "host": host,
             "port": port,
             "sync_config": {"path": str(rules)},
+            "api": {"tokens": [{"token": secrets.token_hex(32), "name": "developer"}]},
             **({} if upload is None else {"upload": upload}),
             "spark": {
                 "conf": {
@@ -74,6 +77,32 @@ class Workspace:
         self.config.touch(mode=0o600)
         with self.config.open("w", encoding="utf-8") as file:
             YAML().dump(document, file)
+
+
+class StudioLink:
+    """The secret of a link that signs in to the studio and works once: it is a file beside the service config, which is
+    deleted when the link is used."""
+
+    def __init__(self, config: Path) -> None:
+        self._file = config.with_name("studio-link")
+
+    def make(self) -> str:
+        """A new secret, in place of the one before."""
+        secret = secrets.token_urlsafe(32)
+        self._file.touch(mode=0o600)
+        self._file.write_text(secret, encoding="utf-8")
+        return secret
+
+    def use(self, secret: str) -> bool:
+        """Whether this is the secret, which it is only once."""
+        try:
+            known = self._file.read_text(encoding="utf-8")
+            if not hmac.compare_digest(known.encode(), secret.encode("utf-8", "surrogatepass")):
+                return False
+            self._file.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
 
 def _new_secret() -> str:

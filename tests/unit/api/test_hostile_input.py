@@ -24,7 +24,7 @@ from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from headwater.storage.open import open_store
-from tests.support.fix_admin import TOKEN
+from tests.support.fix_admin import OPERATOR, TOKEN
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES
@@ -55,7 +55,7 @@ def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[Ap
             frozenset({AUDIENCE}),
             streams=StreamLimits(per_user=AT_ONCE),
             upload=uploads,
-            admin=AdminSettings((TOKEN,), ruled.store.address, (login,)),
+            admin=AdminSettings((OPERATOR,), ruled.store.address, (login,)),
             http=HttpLimits(max_connections=AT_ONCE * 3, drain_seconds=0),
         )
         yield create_app(settings, reader, PlayedHead())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.api.studio.tokens import AdminToken, Role
 from headwater.cli.config import load_config
 from headwater.cli.databases import with_login
 from headwater.config import ConfigSource
@@ -90,7 +91,22 @@ def test_guess_of_opposites(name: str, known: str, guess: str) -> None:
         ("port: !secret WORD", "unknown tag !secret"),
         ("a: &a [*a]", "this alias contains itself"),
         ("api: {tokens: [1]}", "api.tokens: must be a list of texts"),
-        ("api: {tokens: ['']}", "line 1, column 15: [HW_7001] api.tokens: an empty token would open the admin API"),
+        (
+            "api:\n  tokens:\n  - {token: 5b7c0ffee5b7c0ffee, role: admin}",
+            "line 3, column 39: [HW_7001] api.tokens[0].role: must",
+        ),
+        ("api: {tokens: [{name: Ada}]}", "line 1, column 16: [HW_7001] api.tokens[0]: an empty token would open the"),
+        (
+            "api: {tokens: [{token: 5b7c0ffee5b7c0ffee, rol: view}]}",
+            "api.tokens[0].rol: unknown key; did you mean role?",
+        ),
+        ("api: {tokens: [{token: short}]}", "line 1, column 16: [HW_7010] api.tokens[0]: a token has under 16"),
+        ('api: {tokens: [{token: 5b7c0ffee5b7c0ffee, name: "a\\nb"}]}', "api.tokens[0].name: must be text that can be"),
+        (
+            "api: {tokens: [5b7c0ffee5b7c0ffee, {token: 5b7c0ffee5b7c0ffee, role: view}]}",
+            "api.tokens: the same token is given twice, with different roles or names",
+        ),
+        ("api: {tokens: ['']}", "line 1, column 16: [HW_7001] api.tokens: an empty token would open the admin API"),
         ("api: {tokens: !env EMPTY}", "api.tokens: an empty token would open the admin API to everybody; set it, or"),
         ("api: {tokens: [good, ' ']}", "api.tokens: an empty token would open the admin API"),
         ('api: {tokens: ["good\\n"]}', "api.tokens: a token begins or ends with white space, which"),
@@ -205,7 +221,14 @@ def test_short_admin_token(tmp_path: Path) -> None:
     told = mistakes(tmp_path, f"api: {{tokens: [{'a1' * 8}, fifteen-letters]}}")
     assert "[HW_7010] api.tokens: a token has under 16 characters, so that it can be guessed; make one with: " in told
     assert "fifteen" not in told
-    assert load(tmp_path, MINIMAL + f"api: {{tokens: [{'a1' * 8}]}}").api.tokens == ("a1" * 8,)
+    assert load(tmp_path, MINIMAL + f"api: {{tokens: [{'a1' * 8}]}}").api.tokens == (AdminToken("a1" * 8),)
+
+
+def test_roles_and_names_of_admin_tokens(tmp_path: Path) -> None:
+    tokens = f"[{'a1' * 8}, {{token: {'b2' * 8}, role: view, name: Ada}}]"
+    config = load(tmp_path, MINIMAL + f"api: {{tokens: {tokens}}}")
+    assert config.api.tokens == (AdminToken("a1" * 8), AdminToken("b2" * 8, Role.VIEW, "Ada"))
+    assert "b2b2" not in repr(config)
 
 
 def test_all_mistakes_at_once(tmp_path: Path) -> None:

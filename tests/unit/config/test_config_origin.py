@@ -110,4 +110,4 @@ def test_env_file(tmp_path: Path) -> None:
     file.write_text("api: {tokens: [!env PS_A, !env PS_B]}")
     file.with_name(".env").write_text("# ours\nPS_A='it\\'s ${x}, as said'\nPS_B=file\n")
     config = load_config(ConfigSource(path=file), {"PS_B": "of the environment"}, tmp_path)
-    assert config.api.tokens == ("it's ${x}, as said", "of the environment")
+    assert [token.text for token in config.api.tokens] == ["it's ${x}, as said", "of the environment"]

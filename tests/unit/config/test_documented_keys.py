@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "SHORT_SECRET": "a1" * 11,
     "SUPABASE_JWT_SECRET": "a1" * 22,
     "PS_ADMIN_TOKEN": "a1" * 22,
+    "PS_VIEW_TOKEN": "b2" * 22,
 }
 Row = tuple[str, str, str]
 """Key, an example as YAML, and what it does here."""

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.api.studio.tokens import Role
 from headwater.cli.config import load_config
 from headwater.cli.dev import Address, database_session, what_to_try
 from headwater.config import ConfigSource
 from headwater.dev import find_demo_files
 from headwater.dev.sample import UPLOAD
-from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
+from headwater.dev.workspace import AUDIENCE, StudioLink, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
 from headwater_rules.compiler.compile import compile_config
@@ -77,6 +78,7 @@ def test_written_config(tmp_path: Path) -> None:
     assert (config.host, config.port, config.storage) == ("127.0.0.1", 8099, SqliteAddress(str(workspace.store)))
     assert config.auth.audience == {AUDIENCE}
     assert len(config.auth.keys) == 1
+    assert [(len(token.text), token.role) for token in config.api.tokens] == [(64, Role.EDIT)]
     plan = compile_config(config.sync_text()).plan
     assert {table.name for table in plan.tables()} >= {"lists", "list_members", "todos", "activity", "announcements"}
 
@@ -93,8 +95,9 @@ def test_written_config(tmp_path: Path) -> None:
 )
 def test_addresses(host: str, origin: str, tmp_path: Path) -> None:
     session = database_session("postgresql://postgres@127.0.0.1:5433/demo", tmp_path)
-    text = what_to_try(Address(host, 80), session, find_demo_files(), None)
+    text = what_to_try(Address(host, 80), session, find_demo_files(), None, "s3cret")
     assert f"{origin}/demo/" in text
+    assert f"{origin}/demo/studio?key=s3cret " in text
     assert "postgresql://postgres@127.0.0.1:5433/demo" in text
 
 
@@ -106,3 +109,16 @@ def test_database_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder.mkdir()
     (folder / "psql").touch(mode=0o755)
     assert database_session(dsn, folder) == f"'{folder}/psql' {dsn}"
+
+
+def test_studio_link_works_once(tmp_path: Path) -> None:
+    config = tmp_path / "headwater.yaml"
+    secret = StudioLink(config).make()
+    link = StudioLink(config)
+    assert [link.use(each) for each in ("", "wrong", secret[:-1], "\ud800", secret, secret)] == [
+        *[False] * 4,
+        True,
+        False,
+    ]
+    assert StudioLink(config).make() != secret
+    assert (tmp_path / "studio-link").stat().st_mode & 0o077 == 0

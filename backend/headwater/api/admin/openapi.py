@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from headwater.api.admin.route import BUSY, REFUSED, YAML, AdminRoute, InvalidAdminRequestError
+from headwater.api.admin.route import BUSY, YAML, AdminRoute, InvalidAdminRequestError
 from headwater.api.error_answers import ErrorDetails
 from headwater.api.errors import BodyTooLargeError, UnsupportedMediaTypeError
+from headwater.api.studio.sessions import COOKIE, REFUSED, ForeignRequestError, ReadOnlyError
 from headwater.codes import CODES
 
 _REF = "#/components/schemas/{name}"
@@ -44,12 +45,13 @@ def document(routes: Sequence[AdminRoute]) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headwater admin API", "version": version("headwater")},
-        "security": [{"token": []}],
+        "security": [{"token": []}, {"session": []}],
         "paths": dict(paths),
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "one of api.tokens; or `Token <t>`"}
+                "token": {"type": "http", "scheme": "bearer", "description": "one of api.tokens; or `Token <t>`"},
+                "session": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "of the studio"},
             },
         },
     }
@@ -91,7 +93,9 @@ def _answer(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
 
 
 def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
-    codes = [REFUSED, BUSY, *route.errors]
+    codes = [REFUSED, BUSY, ForeignRequestError.code, *route.errors]
+    if route.changes:
+        codes.append(ReadOnlyError.code)
     if route.takes is not None:
         codes.append(InvalidAdminRequestError.code)
     if route.takes is not None and route.method == "POST":

@@ -485,12 +485,12 @@ _ADMIN, _RULES = "/api/admin/v1", "/api/sync-rules/v1"
 def powersync_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[AdminRoute]:
     handler, sql = PowerSyncHandler(settings, reader), SqlHandler(settings)
     again = (DEPLOY_BUSY, NOTHING_SERVED)
-    yield AdminRoute("POST", f"{_ADMIN}/diagnostics", handler.diagnostics)
-    yield AdminRoute("POST", f"{_ADMIN}/schema", handler.schema)
-    yield AdminRoute("POST", f"{_ADMIN}/validate", handler.validate)
+    yield AdminRoute("POST", f"{_ADMIN}/diagnostics", handler.diagnostics, reads=True)
+    yield AdminRoute("POST", f"{_ADMIN}/schema", handler.schema, reads=True)
+    yield AdminRoute("POST", f"{_ADMIN}/validate", handler.validate, reads=True)
     yield AdminRoute("POST", f"{_ADMIN}/reprocess", handler.reprocess, (*again, NOT_FOUND))
-    yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)
+    yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)  # not all that a statement calls can be checked
     yield AdminRoute("POST", f"{_RULES}/deploy", handler.deploy, (DEPLOY_CLOSED, INVALID_RULES), yaml="content")
-    yield AdminRoute("POST", f"{_RULES}/validate", handler.check, bare=True, pretty=True, yaml="content")
+    yield AdminRoute("POST", f"{_RULES}/validate", handler.check, bare=True, pretty=True, yaml="content", reads=True)
     yield AdminRoute("POST", f"{_RULES}/reprocess", handler.resync, again)
     yield AdminRoute("GET", f"{_RULES}/current", handler.current, (NOTHING_SERVED,), pretty=True)

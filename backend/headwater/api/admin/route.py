@@ -7,11 +7,9 @@ of the routes (`openapi`) always fits them."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,17 +19,18 @@ from typing import TypeVar, get_type_hints
 import msgspec
 import orjson
 from msgspec import Struct
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from headwater.api.auth.verify import token_of
 from headwater.api.errors import ApiError, UnsupportedMediaTypeError
+from headwater.api.http.headers import with_headers
 from headwater.api.http.requests import read_body
 from headwater.api.quota import Quota
+from headwater.api.studio.sessions import READING, Operators, ReadOnlyError
+from headwater.api.studio.tokens import AdminToken, Operator, Role
 from headwater.api.workers import Workers
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
@@ -39,7 +38,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater.sync.request import RequestLimits
 
-REFUSED, NOT_FOUND, TOO_LONG, TOO_LARGE, BUSY = "PSYNC_S2101", "HW_6202", "HW_6203", "HW_6204", "HW_6205"
+NOT_FOUND, TOO_LONG, TOO_LARGE, BUSY = "HW_6202", "HW_6203", "HW_6204", "HW_6205"
 INVALID_RULES, NOTHING_SERVED, DEPLOY_CLOSED, DEPLOY_BUSY = "PSYNC_R0001", "PSYNC_S4104", "PSYNC_S4105", "PSYNC_S4106"
 """Codes that answers of admin routes have."""
 
@@ -56,7 +55,7 @@ class AdminSettings:
     names the sync config. `limits` are those of devices. `workers` are the processes of the
     endpoint, if it has several."""
 
-    tokens: tuple[str, ...] = field(repr=False)
+    tokens: tuple[AdminToken, ...]
     storage: StoreAddress
     sources: tuple[SourceSettings, ...]
     port: int | None = None
@@ -107,14 +106,25 @@ PREFIX = "/api"
 """Every path that begins with this is guarded, whether such a route exists or not."""
 
 
-class AdminRoutes(Mount):
-    """The admin routes. The token is checked before the rest of the path and the body are read, so that an unknown
-    route, a wrong method and a route that somebody adds later are refused alike. With `port`, the routes exist only for
-    requests to that port of the server."""
+_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
-    def __init__(self, tokens: Sequence[str], routes: Sequence[BaseRoute], port: int | None = None) -> None:
-        self._tokens = tuple(_digest(token) for token in tokens if token.strip())
+
+class AdminRoutes(Mount):
+    """The admin routes. The operator is recognized before the rest of the path and the body are read, so that an
+    unknown route, a wrong method and a route that somebody adds later are refused alike. Likewise, the role `view` may
+    send to the paths in `reading` alone whatever is not a GET. With `port`, the routes exist only for requests to that
+    port of the server."""
+
+    def __init__(
+        self,
+        tokens: Sequence[AdminToken],
+        routes: Sequence[BaseRoute],
+        port: int | None = None,
+        reading: Iterable[str] = (),
+    ) -> None:
+        self._operators = Operators(tokens)
         self._port = port
+        self._reading = frozenset(reading)
         self._router = Router(routes=list(routes), redirect_slashes=False)
         super().__init__(PREFIX, app=self._guarded)
 
@@ -132,20 +142,21 @@ class AdminRoutes(Mount):
         if scope["type"] != "http":
             await WebSocketClose()(scope, receive, send)
             return
-        if not self._admits(Headers(scope=scope).get("authorization")):
-            fix = "send one of api.tokens as: Authorization: Token …"
-            raise ApiError("Authorization failed", fix=fix, code=REFUSED)  # not which: missing or wrong
-        await self._router(scope, receive, send)
-
-    def _admits(self, header: str | None) -> bool:
-        """Whether the header has one of the tokens. Takes the same time for each; an empty token never matches."""
-        given = token_of(header) or ""
-        known = [hmac.compare_digest(_digest(given), token) for token in self._tokens]
-        return bool(given) and any(known)
+        operator = self._operators.authorize(scope)
+        if operator.role is Role.VIEW and scope["method"] not in READING and scope["path"] not in self._reading:
+            what = "your role is `view`, which changes nothing"
+            raise ReadOnlyError(what, fix="ask an operator whose token has the role `edit`")
+        scope["state"][_OPERATOR] = operator
+        await self._router(scope, receive, with_headers(send, _HEADERS))
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+_OPERATOR = "operator"
+
+
+def operator_of(request: Request) -> Operator:
+    """Who sent a request that was admitted."""
+    operator: Operator = getattr(request.state, _OPERATOR)
+    return operator
 
 
 RUNNING, WAITING = 10, 20
@@ -227,7 +238,8 @@ class AdminRoute:
     argument is read from the JSON body of a POST, and from path and query of a GET. A request with unknown fields is
     refused. `errors` are the codes that it may raise, for the description. A `bare` answer is not wrapped in `data`, a
     `pretty` one is indented. With `yaml`, the body may also be YAML text, which becomes the field of that name.
-    `events` is the type of each event's data, if the answer is a stream of events.
+    `events` is the type of each event's data, if the answer is a stream of events. A POST changes something, which the
+    role `view` may not, unless it is declared as one that only `reads`.
     """
 
     method: str
@@ -238,6 +250,12 @@ class AdminRoute:
     pretty: bool = False
     yaml: str = ""
     events: type | None = None
+    reads: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something."""
+        return self.method not in READING and not self.reads
 
     @cached_property
     def takes(self) -> type | None:

@@ -44,6 +44,7 @@ class Administration:
         connected: Callable[[], Sequence[OpenStream]],
         unfetched: Callable[[], Sequence[Unfetched]],
     ) -> None:
+        self.tokens = settings.tokens
         self._threads = AdminThreads()
         self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
         self._clients = clients = ClientsHandler(settings, reader, connected)
@@ -59,18 +60,21 @@ class Administration:
             AdminRoute("GET", f"{OURS}/revocations", clients.revocations),
             AdminRoute("GET", f"{OURS}/versions", versions.versions),
             AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NOT_FOUND,)),
-            AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content"),
-            AdminRoute("POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, NOT_FOUND, *_LONG), yaml="content"),
-            AdminRoute("POST", f"{OURS}/preview", rules.preview, (INVALID_RULES, NOT_FOUND, *_LONG)),
+            AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content", reads=True),
+            AdminRoute(
+                "POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, NOT_FOUND, *_LONG), yaml="content", reads=True
+            ),
+            AdminRoute("POST", f"{OURS}/preview", rules.preview, (INVALID_RULES, NOT_FOUND, *_LONG), reads=True),
             AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (INVALID_RULES,), yaml="content"),
             AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND)),
-            AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG)),
-            AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, NOT_FOUND, *_LONG)),
+            AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG), reads=True),
+            AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, NOT_FOUND, *_LONG), reads=True),
             AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True),
             *powersync_routes(settings, reader),
         )
         mounted = [route.mounted(self._long if TOO_LONG in route.errors else self._threads) for route in self.routes]
-        self.guarded = AdminRoutes(settings.tokens, mounted, settings.port)
+        reading = [route.path for route in self.routes if route.reads]
+        self.guarded = AdminRoutes(settings.tokens, mounted, settings.port, reading)
 
     def document(self) -> Mapping[str, object]:
         """Describe all admin routes, as an OpenAPI document."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from headwater.api.admin.route import AdminSettings
-from tests.support.fix_admin import NOWHERE, SECRET, TOKEN, AdminEndpoint, running_admin
+from tests.support.fix_admin import NOWHERE, OPERATOR, SECRET, AdminEndpoint, running_admin
 from tests.support.fix_api import make_token
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
@@ -27,7 +27,7 @@ Start = Callable[[], AdminEndpoint]
 def start(ruled: RuledStore) -> Iterator[Start]:
     """Starts further processes of the endpoint, as far as a store can tell."""
     ruled.serve(SERVED)
-    settings = AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))
+    settings = AdminSettings((OPERATOR,), ruled.store.address, (NOWHERE,))
     with ExitStack() as stack:
         yield lambda: stack.enter_context(running_admin(settings))
 

@@ -22,7 +22,8 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
 from headwater.api.limits import HttpLimits
-from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
+from headwater.api.studio.tokens import AdminToken
+from tests.support.fix_admin import NOWHERE, OPERATOR, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.fix_logs import line_of
 from tests.support.memory_store import MemoryStore
@@ -38,6 +39,9 @@ PUBLIC = {
     "/probes/startup",
     "/probes/readiness",
     "/probes/liveness",
+    "/studio",
+    "/studio/",
+    "/studio/session",
 }
 """All that anybody may ask, who then has to show a token of his own, or learns nothing but that we live."""
 
@@ -105,7 +109,7 @@ def test_admin_routes_with_odd_tokens(tokens: tuple[str, ...], header: str | Non
         raise AssertionError
 
     app = create_app(ApiSettings(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE})), MemoryStore(), PlayedHead())
-    app.router.routes.insert(0, AdminRoutes(tokens, [Route("/secret", inside)]))
+    app.router.routes.insert(0, AdminRoutes([AdminToken(each) for each in tokens], [Route("/secret", inside)]))
     headers = {} if header is None else {"authorization": header}
 
     async def ask() -> int:
@@ -136,7 +140,7 @@ def test_refusals_are_counted_and_logged_once(admin: AdminEndpoint, caplog: pyte
 @contextmanager
 def own_port(ruled: RuledStore, limits: HttpLimits | None = None) -> Iterator[AdminEndpoint]:
     ruled.serve(SERVED)
-    settings = AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))
+    settings = AdminSettings((OPERATOR,), ruled.store.address, (NOWHERE,))
     with running_admin(settings, own_port=True, limits=limits) as admin:
         yield admin
 

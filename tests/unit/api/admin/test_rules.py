@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.api.admin.route import AdminSettings
-from tests.support.fix_admin import NOWHERE, SECRET, TOKEN, AdminEndpoint, running_admin
+from tests.support.fix_admin import NOWHERE, OPERATOR, SECRET, AdminEndpoint, running_admin
 from tests.support.fix_api import make_token
 from tests.support.model_client import ModelClient
 from tests.support.ruled_store import INTEGER, TEXT, RuledStore
@@ -68,7 +68,7 @@ def served(tmp_path: Any) -> Iterator[RuledStore]:
 
 @pytest.fixture
 def admin(served: RuledStore) -> Iterator[AdminEndpoint]:
-    with running_admin(AdminSettings((TOKEN,), served.store.address, (NOWHERE,))) as endpoint:
+    with running_admin(AdminSettings((OPERATOR,), served.store.address, (NOWHERE,))) as endpoint:
         yield endpoint
 
 

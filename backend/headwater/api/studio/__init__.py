@@ -1,0 +1,1 @@
+"""The studio: the operators' page, and its sessions."""

@@ -1,0 +1,33 @@
+"""The admin tokens, and what their holders may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+LONGEST_NAME: Final = 100
+
+
+class Role(StrEnum):
+    """What an operator may do: see everything, or also change it."""
+
+    VIEW = "view"
+    EDIT = "edit"
+
+
+@dataclass(frozen=True, slots=True)
+class AdminToken:
+    """A token of the admin API, what its holder may do, and what the holder is called, if that is known."""
+
+    text: str = field(repr=False)
+    role: Role = Role.EDIT
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who sent a request."""
+
+    name: str
+    role: Role
