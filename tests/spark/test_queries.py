@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,8 +21,10 @@ from headwater.embedded.java import NoJavaError
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.query import SparkResult
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.computed import RefreshState
+from headwater_rules.plan import ComputedTable, Refresh
 from tests.support.command import Outcome, Run, headwater
 from tests.support.computed_truth import refresh_state, shown
 from tests.support.fix_headwater import Deploy, Deployment
@@ -124,6 +128,37 @@ def test_files_that_are_the_same_are_not_read_again(deploy: Deploy, source_db: S
 
 
 @pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT TRANSFORM(id) USING 'cat' AS (id int) FROM parquet.`{}`",
+        "SELECT id FROM parquet.`{}` TABLESAMPLE (99 PERCENT)",
+    ],
+)
+def test_result_of_chance_or_of_a_program_has_no_version(spark: Spark, lake: Path, query: str) -> None:
+    with closing(result_of(spark, query.format(lake))) as result:
+        result.open()
+        assert result.version == ""
+
+
+def test_two_results_at_once_are_of_files_of_their_own_time(spark: Spark, lake: Path) -> None:
+    """As of shards, which have the same query. Spark takes a result that it keeps for that of the other."""
+    query = f"SELECT id, n FROM parquet.`{lake}`"
+    with closing(result_of(spark, query)) as early, closing(result_of(spark, query)) as late:
+        rows = early.lines(early.open().relation, 1)
+        next(rows)
+        write(lake, {7: 70})
+        relation = late.open().relation
+        assert late.version != early.version
+        assert [line for batch in late.lines(relation, 1) for line in batch] == ["7\t70"]
+        assert sum(len(batch) for batch in rows) == 999
+
+
+def result_of(spark: Spark, query: str) -> SparkResult:
+    table = ComputedTable("default", "stock", query, ("id",), Refresh(timeout=600.0), spark=True)
+    return SparkResult(spark, None, table, threading.Event())
+
+
+@pytest.mark.parametrize(
     ("query", "code", "said"),
     [
         ("SELECT * FROM parquet.`{lake}` UNION ALL SELECT 7, 7", "HW_2703", "1 keys (id) are in several rows"),
@@ -193,13 +228,17 @@ VALUES = """SELECT 1 AS id, true AS yes, CAST(-3 AS tinyint) AS tiny, CAST(90071
     CAST('0' AS decimal(38, 18)) AS zero, DATE '2024-02-29' AS day, TIMESTAMP '2024-01-02 03:04:05.120+02:00' AS at,
     TIMESTAMP_NTZ '2024-01-02 03:04:05' AS local, X'00ff5c' AS bytes, 'a\\\\b\\tc\\nd\\u0000é' AS said,
     array(1, 2, NULL) AS many, named_struct('a', 1, 'b', NULL, 'c', 'x"\\\\y') AS part, map('k', 1.5) AS pairs,
-    CAST(NULL AS string) AS lacking, NULL AS nothing"""
+    named_struct('at', TIMESTAMP '2024-01-02 03:04:05.123456', 'local', TIMESTAMP_NTZ '2024-01-02 03:04:05') AS times,
+    'A\\tb' COLLATE UNICODE_CI AS loose, 'C\\nd\\u0000 ' COLLATE UTF8_LCASE_RTRIM AS looser,
+    map('É\\t' COLLATE UNICODE_CI_AI, 'x') AS loosely, CAST(NULL AS string) AS lacking, NULL AS nothing"""
 
 AS_POSTGRES = r"""SELECT 1 AS id, true AS yes, (-3)::int2 AS tiny, 9007199254740993 AS large, 1.5::float4 AS f4,
     1e300::float8 AS f8, 12345678901234567890.5000::numeric(30, 4) AS exact, 0::numeric(38, 18) AS zero,
     date '2024-02-29' AS day, timestamptz '2024-01-02 03:04:05.120+02:00' AS at,
     timestamp '2024-01-02 03:04:05' AS local, '\x00ff5c'::bytea AS bytes, E'a\\b\tc\ndé' AS said,
     '[1,2,null]'::json AS many, '{"a":1,"b":null,"c":"x\"\\y"}'::json AS part, '{"k":1.5}'::json AS pairs,
+    '{"at":"2024-01-02T03:04:05.123456Z","local":"2024-01-02T03:04:05.000000"}'::json AS times,
+    E'A\tb' AS loose, E'C\nd ' AS looser, '{"É\t":"x"}'::json AS loosely,
     null::text AS lacking, null::text AS nothing"""
 
 

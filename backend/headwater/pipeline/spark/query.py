@@ -83,7 +83,9 @@ class SparkResult:
         self.version = _version(rows)
         session.conf.set("spark.sql.ansi.enabled", "true")  # in which decimals have no exponents, from here on
         lines = [_cell(f.col(f"`{field.name.replace('`', '``')}`"), field.dataType) for field in fields]
-        self._rows = rows.select(f.concat_ws("\t", *lines).alias("line"))
+        # Spark takes what it keeps of one query for the rows of another over the same paths, whatever is there by now
+        one_of_its_kind = f.lit(self._group).isNotNull()
+        self._rows = rows.where(one_of_its_kind).select(f.concat_ws("\t", *lines).alias("line"))
         relation = Relation(0, COMPUTED, self._table.name, ReplicaIdentity.INDEX, columns)
         return Described(relation, frozenset(), ())
 
@@ -209,6 +211,11 @@ _OIDS: dict[type[types.DataType], int] = {
     types.NullType: _TEXT_OID,
 }
 _JSON = (types.ArrayType, types.StructType, types.MapType, types.VariantType)
+_AS_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",  # to the microsecond, as Spark has them
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _ESCAPES = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 
 
@@ -230,10 +237,11 @@ def _text(column: SparkColumn, kind: types.DataType) -> SparkColumn:
         case types.TimestampType():
             return _dated(column, "+00")
         case _ if isinstance(kind, _JSON):
-            return _escaped(f.to_json(column, {"ignoreNullFields": "false"}))
+            return _escaped(f.to_json(column, _AS_JSON))
         case types.StringType():
-            # Postgres has no NUL in text, and no text that is not UTF-8
-            return _escaped(f.replace(f.make_valid_utf8(column), f.lit("\0"), f.lit("")))
+            # Postgres has no NUL in text, and no text that is not UTF-8. Bytes are replaced, not what some collation
+            # takes for equal
+            return _escaped(f.replace(f.make_valid_utf8(column.cast("string")), f.lit("\0"), f.lit("")))
         case _:
             return column.cast("string")
 
@@ -255,6 +263,7 @@ def _dated(column: SparkColumn, zone: str) -> SparkColumn:
 
 # versions
 
+_CHANGING = frozenset({"Sample", "ScriptTransformation"})  # by chance, or whatever a program does
 _WITHOUT_FILES = frozenset({"CTERelationRef", "OneRowRelation", "LocalRelation", "Range"})
 _FILE = re.compile(r"path=(.*?); isDirectory=false; length=(\d+);.*?modification_time=(\d+);", re.DOTALL)
 
@@ -270,9 +279,14 @@ def _version(rows: DataFrame) -> str:
     if not plan.deterministic() or any(plan.containsPattern(pattern) for pattern in changing):
         return ""
     digest = hashlib.sha256()
-    leaves = plan.collectLeaves()
-    for number in range(leaves.size()):
-        files = _files(leaves.apply(number))
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        if node.getClass().getSimpleName() in _CHANGING:
+            return ""
+        parts = node.children()
+        waiting += (parts.apply(number) for number in range(parts.size()))
+        files = [] if parts.size() else _files(node)
         if files is None:
             return ""
         digest.update(f"{sorted(files)}\n".encode())
