@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from headwater_rules.plan import TablePattern
@@ -95,6 +96,13 @@ class SourceSchema:
     not_streamed: tuple[NotStreamed, ...] = ()
     unread: tuple[str, ...] = ()
     faults: tuple[ComputedFault, ...] = ()
+    _by_name: Mapping[tuple[str, str, str], tuple[SourceTable, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name: dict[tuple[str, str, str], tuple[SourceTable, ...]] = defaultdict(tuple)
+        for table in self.tables:
+            by_name[table.tag, table.schema, table.name] += (table,)  # several for shards
+        object.__setattr__(self, "_by_name", dict(by_name))
 
     @classmethod
     def of(cls, schemas: Iterable[SourceSchema]) -> SourceSchema:
@@ -107,6 +115,8 @@ class SourceSchema:
 
     def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
         """The tables that a table pattern of a rule matches."""
+        if pattern.exact:  # as nearly all are: a config asks thousands of times
+            return self._by_name.get((pattern.tag, pattern.schema, pattern.name), ())
         return tuple(table for table in self.tables if pattern.matches(table.tag, table.schema, table.name))
 
     def knows(self, pattern: TablePattern) -> bool:
@@ -119,8 +129,7 @@ class SourceSchema:
         """Whether several sources with this tag are known."""
         if tag in self.unread and any(table.tag == tag for table in self.tables):
             return True
-        seen = [(table.schema, table.name) for table in self.tables if table.tag == tag]
-        return len(seen) > len(set(seen))
+        return any(len(tables) > 1 for (of, *_), tables in self._by_name.items() if of == tag)
 
     def not_streamed_by(self, pattern: TablePattern) -> NotStreamed | None:
         """The first view, or its like, that a table pattern of a rule matches."""

@@ -72,6 +72,8 @@ def compile_config(
 
 def computed_in(text: str) -> tuple[ComputedSource, ...]:
     """The computed tables of a sync config and where they are written, also if it does not compile otherwise."""
+    if "tables" not in text and "\\" not in text:  # nor is the key written with escapes: no need to read the YAML
+        return ()
     try:
         return read_config(load(text, Report())).tables
     except (RuleError, StoppedError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headwater.api.admin.clients import ClientsHandler
+from headwater.api.admin.completion import CompletionHandler
 from headwater.api.admin.openapi import document
 from headwater.api.admin.powersync import powersync_routes
 from headwater.api.admin.route import (
@@ -26,6 +27,7 @@ from headwater.api.admin.route import (
 from headwater.api.admin.rules import ExplainHandler, RulesHandler
 from headwater.api.admin.status import ProgressHandler, ProgressResponse, StatusHandler
 from headwater.api.admin.versions import VersionsHandler
+from headwater.api.admin.warm import WarmSchema
 from headwater.api.auth.keys import Unfetched
 from headwater.api.streams.stream import OpenStream
 from headwater.storage.contract.reader import StoreReader
@@ -50,7 +52,9 @@ class Administration:
         self._clients = clients = ClientsHandler(settings, reader, connected)
         status = StatusHandler(settings, reader, unfetched)
         self._progress = ProgressHandler(status, self._threads)
-        versions, rules, explain = VersionsHandler(settings), RulesHandler(settings), ExplainHandler(settings, reader)
+        self._warm = WarmSchema(settings.sources)
+        versions, explain = VersionsHandler(settings), ExplainHandler(settings, reader)
+        rules, completion = RulesHandler(settings, self._warm), CompletionHandler(settings, self._warm)
         self.routes = (
             AdminRoute("GET", "/api/admin/v1/status", status.status),
             AdminRoute("GET", f"{OURS}/progress", self._progress.events, (BUSY,), events=ProgressResponse),
@@ -69,6 +73,9 @@ class Administration:
             AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND)),
             AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG), reads=True),
             AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, NOT_FOUND, *_LONG), reads=True),
+            AdminRoute("GET", f"{OURS}/completion", completion.completion),
+            AdminRoute("GET", f"{OURS}/client-schema", completion.client_schema, (NOTHING_SERVED,)),
+            AdminRoute("GET", f"{OURS}/config-schema", completion.config_schema),
             AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True),
             *powersync_routes(settings, reader),
         )
@@ -91,3 +98,4 @@ class Administration:
     def close(self) -> None:
         self._threads.close()
         self._long.close()
+        self._warm.close()

@@ -19,6 +19,7 @@ from headwater.api.admin.route import (
     InvalidAdminRequestError,
 )
 from headwater.api.admin.versions import compared_rules, compiled, in_state
+from headwater.api.admin.warm import WarmSchema
 from headwater.api.errors import ApiError
 from headwater.insight.diff import Estimate, diff_with_rows, of_source
 from headwater.insight.explain import (
@@ -213,12 +214,13 @@ class PreviewRequest(Struct, frozen=True):
 class RulesHandler:
     """Checks and compares sync configs. Deploys and writes nothing."""
 
-    def __init__(self, settings: AdminSettings) -> None:
+    def __init__(self, settings: AdminSettings, warm: WarmSchema) -> None:
         self._settings = settings
+        self._warm = warm
 
     def validate(self, request: ValidateRequest) -> ValidateResponse:
         """Find everything that is wrong with a sync config, also with its tables if the source answers."""
-        seen = see_schema(self._settings.sources, request.content)
+        seen = self._warm.tables(request.content).seen
         found = findings_in(request.content, seen.schema, allow_missing=request.allow_missing, advise=True)
         valid = not any(each.severity is Severity.FATAL for each in found)
         return ValidateResponse(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)

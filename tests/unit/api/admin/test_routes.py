@@ -15,6 +15,7 @@ import pytest
 import headwater.api.admin.powersync
 import headwater.api.admin.rules
 import headwater.api.admin.versions
+import headwater.api.admin.warm
 from headwater.api.admin import route
 from headwater.api.admin.route import Deadline
 from headwater.bulk.contract import BulkProgress
@@ -114,7 +115,8 @@ def test_rules_are_compared_with_the_source(
     schema = SourceSchema.from_json(
         '{"format": 1, "tables": [{"name": "lists", "columns": {"id": "text", "owner": "text", "name": "text"}}]}'
     )
-    for module in (headwater.api.admin.rules, headwater.api.admin.versions, headwater.api.admin.powersync):
+    admin_modules = headwater.api.admin.rules, headwater.api.admin.versions, headwater.api.admin.powersync
+    for module in (*admin_modules, headwater.api.admin.warm):
         monkeypatch.setattr(module, "see_schema", lambda *_: SeenSchema(schema, "compared with a schema"))
     typo = "config: {edition: 3}\nstreams: {s: {query: SELECT id FROM lists WHERE gone IS NULL}}\n"
     found = admin.post(f"{OURS}/validate", content=typo)
