@@ -1,0 +1,111 @@
+// The tables that the sync config reads, and how each stands.
+
+import { getDiagnostics } from '../api';
+import { useAnswer } from '../hooks';
+import { Ago, type Column, Failure, Mark, Section, Table } from '../parts';
+import { count, counted, span } from '../words';
+import type { Computed, Status } from './status';
+
+interface Message {
+  level: string;
+  message: string;
+}
+
+interface TableStatus {
+  schema: string;
+  name: string;
+  pattern?: string;
+  replication_id: string[];
+  data_queries: boolean;
+  parameter_queries: boolean;
+  errors: Message[];
+}
+
+interface Diagnostics {
+  active_sync_rules?: { connections: { id: string; tag: string; tables: TableStatus[] }[]; errors: Message[] };
+}
+
+type Line = TableStatus & { source: string; compared: string };
+
+const USES = (line: Line): string =>
+  [line.data_queries && 'rows', line.parameter_queries && 'lookups'].filter(Boolean).join(', ');
+
+const COLUMNS: Column<Line>[] = [
+  { title: 'Table', cell: ({ schema, name }) => <code>{schema === 'public' ? name : `${schema}.${name}`}</code> },
+  { title: 'Source', cell: ({ source }) => source },
+  { title: 'Read for', cell: USES },
+  { title: 'Key', cell: ({ replication_id }) => replication_id.join(', ') || '–' },
+  {
+    title: 'State',
+    wide: true,
+    cell: ({ errors, compared }) => (
+      <>
+        {errors.map(({ level, message }) => (
+          <p key={message}>
+            <Mark tone={level === 'fatal' ? 'bad' : 'busy'}>{message}</Mark>
+          </p>
+        ))}
+        {compared && <Mark tone="busy">compared with the source: {compared}</Mark>}
+        {!errors.length && !compared && <Mark tone="good">followed</Mark>}
+      </>
+    )
+  }
+];
+
+const COMPUTED: Column<Computed & { source: string }>[] = [
+  { title: 'Computed table', cell: ({ name }) => <code>{name}</code> },
+  { title: 'Rows', cell: ({ rows }) => count(rows), number: true },
+  { title: 'Changed last', cell: ({ changed }) => count(changed), number: true },
+  { title: 'Took', cell: ({ seconds }) => span(seconds), number: true },
+  { title: 'As of', cell: ({ at }) => <Ago at={at} /> },
+  {
+    title: 'State',
+    wide: true,
+    cell: (each) =>
+      each.code ? (
+        <Mark tone="bad">
+          {each.code} {each.what} <span class="remedy">{each.fix}</span>
+        </Mark>
+      ) : (
+        <Mark tone={each.at ? 'good' : 'busy'}>{each.at ? 'up to date' : 'not computed yet'}</Mark>
+      )
+  }
+];
+
+const MOST = 300;
+
+export function Tables({ status }: { status: Status | undefined }) {
+  const { value, error } = useAnswer('diagnostics', (signal) => getDiagnostics<Diagnostics>(signal), 15_000);
+  const compared = new Map(
+    status?.sources.flatMap((source) =>
+      source.compared.map((each) => [`${source.source} ${each.table}`, each.reason] as const)
+    ) ?? []
+  );
+  const lines: Line[] =
+    value?.active_sync_rules?.connections.flatMap(({ id, tables }) =>
+      tables.map((table) => ({
+        ...table,
+        source: id,
+        compared: compared.get(`${id} ${table.schema}.${table.name}`) ?? compared.get(`${id} ${table.name}`) ?? ''
+      }))
+    ) ?? [];
+  const computed = status?.sources.flatMap((source) => source.computed.map((each) => ({ ...each, source: source.source }))) ?? [];
+  return (
+    <Section title="Tables" testid="tables" beside={value && counted(lines.length, 'table')}>
+      <Failure error={error} />
+      {value && (
+        <Table
+          label="Tables"
+          rows={lines.slice(0, MOST)}
+          columns={COLUMNS}
+          keyOf={({ source, schema, name }) => `${source} ${schema}.${name}`}
+          none="No sync config is served yet."
+        />
+      )}
+      {lines.length > MOST && <p class="none">The first {MOST} are shown.</p>}
+      {computed.length > 0 && (
+        <Table label="Computed tables" rows={computed} columns={COMPUTED} keyOf={({ source, name }) => `${source} ${name}`} none="" />
+      )}
+    </Section>
+  );
+}

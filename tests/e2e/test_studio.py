@@ -1,0 +1,181 @@
+"""The studio in a real browser, on a real endpoint: what operators see of the service and change in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.fix_browser import Browser
+from tests.support.fix_devices import Device, DeviceFactory
+from tests.support.fix_headwater import Deploy
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_service import Service
+from tests.support.sync_configs import OWN_NOTES
+
+pytestmark = pytest.mark.e2e
+
+EDIT, VIEW = "a token of an editor", "a token of a viewer"
+TOKENS = [EDIT, {"token": VIEW, "role": "view", "name": "Vera"}]
+SCHEMA = {"notes": {"owner": "text", "body": "text"}}
+HOSTILE = "<img src=x onerror=document.body.remove()>"
+DESKTOP, PHONE = (1360, 900), (390, 844)
+
+
+def part(name: str, more: str = "") -> str:
+    """The selector of a named part of the page."""
+    return f"[data-testid={name}]{more}"
+
+
+@pytest.fixture
+def service(source_db: SourceDb, deploy: Deploy, serve: Callable[..., Service]) -> Service:
+    """An endpoint over notes of u1 and u2, for one editor and one viewer."""
+    source_db.execute(
+        "create table notes (id text primary key, owner text, body text);"
+        " insert into notes values ('n1', 'u1', 'milk'), ('n2', 'u1', 'tea'), ('n3', 'u2', 'salt')"
+    )
+    return serve(deploy(OWN_NOTES).start(), api={"workers": 1, "tokens": TOKENS})
+
+
+def enter(page: Browser, service: Service, token: str = EDIT, at: str = "", name: str = "") -> None:
+    """Sign in, and open a page of the studio."""
+    page.goto(f"{service.endpoint}/studio/")
+    page.type(part("token"), token)
+    if name:
+        page.type(part("name"), name)
+    page.press("Enter")
+    page.wait_for(part("who"))
+    if at:
+        page.click(f"nav a[href='#/{at}']")
+
+
+def connected(service: Service, device_factory: DeviceFactory, user: str) -> Device:
+    device = device_factory(service.endpoint, service.token(user), SCHEMA)
+    device.connect()
+    device.wait_synced()
+    return device
+
+
+def test_signs_in_and_out(browser: Browser, service: Service) -> None:
+    browser.goto(f"{service.endpoint}/studio/")
+    browser.type(part("token"), "a wrong token of nobody")
+    browser.press("Enter")
+    browser.wait_for(part("failure", " code"), "PSYNC_S2101")
+
+    enter(browser, service, name="Ada")
+    browser.wait_for(part("who"), "Ada")
+    browser.reload()
+    browser.wait_for(part("who"), "Ada")
+
+    browser.click(part("sign-out"))
+    browser.wait_for(part("token"))
+    browser.reload()
+    browser.wait_for(part("token"))
+
+
+def test_service_is_seen(browser: Browser, service: Service, source_db: SourceDb) -> None:
+    enter(browser, service, VIEW, at="service")
+    browser.wait_for(part("source", "[data-state=streaming]"))
+    browser.wait_for(part("tables", " td:first-child"), "notes")
+    browser.wait_for(part("live", " canvas"))
+    browser.wait_for(part("live", " figure:nth-child(2) b"), "0")
+
+
+def test_user_and_row_are_explained(browser: Browser, service: Service) -> None:
+    enter(browser, service, VIEW, at="users")
+    browser.type(part("client-user"), "u1")
+    browser.press("Enter")
+    browser.wait_for(part("user-summary", " b"), "2 rows")
+    browser.type(part("row-table"), "notes")
+    browser.type(part("row-id"), "n3")
+    browser.press("Enter")
+    browser.wait_for(part("row-answer", "[data-included=false]"))
+    assert 'bucket notes["u2"]' in browser.texts(part("row-because"))[0]
+    browser.press("Backspace")
+    browser.press("1")
+    browser.press("Enter")
+    browser.wait_for(part("row-answer", "[data-included=true]"))
+
+
+def test_editor_ends_a_stream(browser: Browser, service: Service, device_factory: DeviceFactory) -> None:
+    device = connected(service, device_factory, "u1")
+    enter(browser, service, at="users")
+    browser.click(part("revoke-user"))
+    browser.click(part("confirm-yes"))
+    browser.wait_for(part("revocations", " code"), "u1")
+    device.wait_status(connected=False)
+    browser.wait_gone(part("devices", " tbody tr"))
+
+
+def test_viewer_sees_nothing_that_changes(browser: Browser, service: Service, device_factory: DeviceFactory) -> None:
+    connected(service, device_factory, "u1")
+    enter(browser, service, VIEW, at="users")
+    browser.wait_for(part("devices", " tbody tr"))
+    assert browser.texts(part("devices", " button")) == ["u1"]
+    assert browser.texts(part("who", " .role")) == ["reads only"]
+
+
+def test_texts_of_the_database_stay_texts(
+    browser: Browser, deploy: Deploy, serve: Callable[..., Service], source_db: SourceDb, device_factory: DeviceFactory
+) -> None:
+    quoted = f'"{HOSTILE}"'
+    source_db.execute(
+        f"create table {quoted} (id text primary key, {quoted} text);"
+        f" insert into {quoted} values ('{HOSTILE}', '{HOSTILE}')"
+    )
+    yaml = f"""
+config: {{edition: 3}}
+streams:
+  notes:
+    auto_subscribe: true
+    query: 'SELECT * FROM {quoted} WHERE {quoted} = auth.user_id()'
+"""
+    service = serve(deploy(yaml).start(), api={"workers": 1, "tokens": TOKENS})
+    device_factory(service.endpoint, service.token(HOSTILE), SCHEMA).connect()
+    enter(browser, service, at="service", name=HOSTILE)
+    browser.wait_for(part("who"), HOSTILE)
+    browser.wait_for(part("tables", " td:first-child"), HOSTILE)
+    browser.click("nav a[href='#/users']")
+    browser.wait_for(part("devices", " tbody button.link"), HOSTILE)
+    browser.type(part("client-user"), HOSTILE)
+    browser.press("Enter")
+    browser.wait_for(part("user-summary", " b"), "1 row")
+    browser.type(part("row-table"), HOSTILE)
+    browser.type(part("row-id"), HOSTILE)
+    browser.press("Enter")
+    browser.wait_for(part("row-answer", "[data-included=true]"))
+    assert browser.texts("img") == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing(browser: Browser, service: Service, device_factory: DeviceFactory, dark: bool) -> None:
+    connected(service, device_factory, "u1")
+    browser.dark(dark)
+    browser.goto(f"{service.endpoint}/studio/")
+    browser.wait_for(part("token"))
+    found = {"sign in": browser.findings()}
+    enter(browser, service, at="service")
+    browser.wait_for(part("live", " canvas"))
+    browser.wait_for(part("tables", " tbody tr"))
+    found["service"] = browser.findings()
+    browser.click("nav a[href='#/users']")
+    browser.wait_for(part("devices", " tbody tr"))
+    browser.type(part("client-user"), "u1")
+    browser.press("Enter")
+    browser.wait_for(part("user-summary"))
+    found["users"] = browser.findings()
+    assert {name: findings for name, findings in found.items() if findings} == {}
+
+
+def test_phone_does_not_scroll_sideways(browser: Browser, service: Service, device_factory: DeviceFactory) -> None:
+    connected(service, device_factory, "u1")
+    browser.resize(*PHONE)
+    enter(browser, service, at="service")
+    browser.wait_for(part("tables", " tbody tr"))
+    assert browser.overflow() <= 0
+    browser.click("nav a[href='#/users']")
+    browser.wait_for(part("devices", " tbody tr"))
+    browser.type(part("client-user"), "u1")
+    browser.press("Enter")
+    browser.wait_for(part("user-summary"))
+    assert browser.overflow() <= 0
