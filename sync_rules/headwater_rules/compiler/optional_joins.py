@@ -73,9 +73,8 @@ def _needs_row(context: Context, atom: Atom, number: int) -> bool:
     """Whether a condition can't hold where the left join finds no row of the table `number`."""
     for source in atom.frag.sources | atom.tables:
         instance = context.instances[source] if source >= 0 else None
-        of_table = isinstance(instance, ExpandedArray) and context.owner(source) == number
-        if of_table and isinstance(instance, ExpandedArray) and _without_row(instance.array) != (None,):
-            return False
+        if isinstance(instance, ExpandedArray) and context.owner(source) == number:
+            return _without_row(instance.array) == (None,)  # which has no elements
     owners = dependencies(atom.frag, context.owner)
     if owners == {number}:
         return _without_row(atom.frag) in {(0,), (None,)}

@@ -38,6 +38,13 @@ SAME = {
         "SELECT t.* FROM t LEFT JOIN m ON m.id = t.m WHERE auth.user_id() IN m.users",
         "SELECT t.* FROM t JOIN m ON m.id = t.m WHERE auth.user_id() IN m.users",
     ),
+    "an element of its array": (
+        (
+            "SELECT t.* FROM t LEFT JOIN m ON m.id = t.m WHERE t.own OR EXISTS"
+            " (SELECT 1 FROM json_each(m.users) AS e WHERE e.value = auth.user_id())"
+        ),
+        "SELECT t.* FROM t LEFT JOIN m ON m.id = t.m WHERE t.own OR auth.user_id() IN m.users",
+    ),
     "within a subquery": (
         "SELECT * FROM t WHERE id IN (SELECT a.t FROM a LEFT JOIN m ON m.a = a.id WHERE a.o OR m.u = auth.user_id())",
         (
