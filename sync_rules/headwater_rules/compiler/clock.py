@@ -36,8 +36,11 @@ _UNITS: Final[Mapping[str, Interval]] = {
     **dict.fromkeys(("month", "mon"), Interval(months=1)),
     **dict.fromkeys(("year", "yr", "y"), Interval(months=12)),
 }
+_TIMES: Final = frozenset(unit for unit in _UNITS.values() if unit.micros)
+"""The units that a time `hh:mm` has, besides its parts."""
+_WITHOUT_PLURAL: Final = frozenset({"us", "ms", "s", "m", "h", "d", "w", "y"})
 _PART: Final = re.compile(
-    r"\s*(?:([+-]?)(\d{1,8}):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?(?![\d:.])|([+-]?\d{1,7})\s*([a-z]+))", re.ASCII
+    r"\s*(?:([+-]?)(\d{1,8}):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?|([+-]?\d{1,7})\s*([a-z]+))(?!\S)", re.ASCII
 )
 _LONGEST: Final = 10_000  # years
 
@@ -74,6 +77,8 @@ def column_of(left: exp.Expr, right: exp.Expr) -> exp.Expr:
     sides = [side for side in (left, right) if not reads_time(side)]
     if len(sides) != 1:
         raise misplaced(left)
+    if _is_interval(sides[0].unnest()):
+        raise unsupported("an interval can't stand alone in a comparison with the current time", sides[0], _FORM)
     return _without_interval(sides[0])[0]
 
 
@@ -151,10 +156,13 @@ def _without_interval(node: exp.Expr) -> tuple[exp.Expr, Interval]:
     return base, interval if isinstance(node, exp.Add) else interval.negated()
 
 
+def _is_interval(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Interval) or (isinstance(node, exp.Cast) and node.to.this is exp.DType.INTERVAL)
+
+
 def _interval(node: exp.Expr) -> Interval:
     """The value of `interval '7 days'`, `interval '7' day` or `'7 days'::interval`."""
-    is_cast = isinstance(node, exp.Cast) and node.to.this is exp.DType.INTERVAL
-    written = node.this if is_cast or isinstance(node, exp.Interval) else None
+    written = node.this if _is_interval(node) else None
     if not (isinstance(written, exp.Literal) and written.is_string):
         raise unsupported("only an interval can be added here", node, "write `interval '7 days'`")
     unit = node.args.get("unit")
@@ -163,19 +171,32 @@ def _interval(node: exp.Expr) -> Interval:
 
 def _read(text: str, node: exp.Expr) -> Interval:
     total, position = Interval(), 0
+    read = set[Interval]()
     while position < len(text):
         found = _PART.match(text, position)
-        name = found[7] if found else None
-        unit = _UNITS.get(name) or _UNITS.get(name.removesuffix("s")) if name else Interval(micros=1)
+        unit = None if found is None else _unit(found)
         if found is None or unit is None:
             hint = "write whole numbers with units, and a time: `interval '1 month 2 days 03:30'`"
             raise unsupported(f"the interval '{text}' is not supported", node, hint)
+        parts = {unit} if found[6] else _TIMES
+        if parts & read:
+            hint = "add the numbers, and write the unit once"
+            raise unsupported(f"the interval '{text}' has a unit twice, which Postgres refuses", node, hint)
+        read |= parts
         number = int(found[6]) if found[6] else _clock_micros(found)
         total = Interval(*(sum_ + number * of_unit for sum_, of_unit in zip(total, unit, strict=True)))
         position = found.end()
     if not text:
         raise unsupported("the interval is empty", node, "write `interval '7 days'`")
     return total
+
+
+def _unit(found: re.Match[str]) -> Interval | None:
+    """The unit of a part; of a time, the microsecond. None where Postgres knows no such unit or time."""
+    if name := found[7]:
+        singular = name.removesuffix("s")
+        return _UNITS.get(name) or (None if singular in _WITHOUT_PLURAL else _UNITS.get(singular))
+    return Interval(micros=1) if int(found[3]) < 60 and int(found[4] or 0) <= 60 else None
 
 
 def _clock_micros(found: re.Match[str]) -> int:

@@ -1,5 +1,5 @@
 """Finds valid SQL that seems to mean something else: a comparison with NULL, a text that is added or searched in, a
-text in double quotes, a call in single ones."""
+text in double quotes, a call in single ones, a word for the current time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ _QUOTED_NAMES = frozenset(
 """Names that must stand in double quotes, so that the quotes say nothing about what is meant."""
 
 _DATABASE_USERS = frozenset({"current_user", "session_user"})
+_OF_TIME = frozenset({"date", "time", "datetime", "julianday", "unixepoch", "strftime"})
+_NOW = frozenset({"now", "subsec", "subsecond"})
+_WORDS = {
+    **dict.fromkeys(("now", "today", "tomorrow", "yesterday"), "compare a column with `now()` or `current_date`"),
+    **dict.fromkeys(("infinity", "-infinity"), "compare with a time: rows have infinity as the end of the year 9999"),
+}
+"""What Postgres reads as points in time, and what to write instead."""
 
 
 def misread(select: exp.Select, semantics: Semantics, *, known_columns: bool) -> Iterator[RuleError]:
@@ -42,6 +49,10 @@ def misread(select: exp.Select, semantics: Semantics, *, known_columns: bool) ->
                     yield from _quoted_text(node.this, item)
             case exp.Add():
                 yield from _added_text(node)
+            case exp.LT() | exp.LTE() | exp.GT() | exp.GTE() | exp.Between():
+                yield from _words_of_time(node)
+            case exp.Anonymous() if node.name.lower() in _OF_TIME:
+                yield from _constant_time(node)
             case exp.Literal() if node.is_string and _CALL.fullmatch(str(node.this)):
                 hint = f"write `{node.this}` without the quotes"
                 message = f"`'{node.this}'` is a text, and not the value of that name"
@@ -99,6 +110,24 @@ def _in_text(node: exp.In) -> Iterator[RuleError]:
     items = ", ".join("'" + item.strip().replace("'", "''") + "'" for item in str(field.this).split(","))
     message = "`IN` searches a JSON array here, and this text is none, so nothing is found in it"
     yield warning_at(RuleCode.MISREAD, message, field, f"write `IN ({items})`", edit_of(field, f"({items})"))
+
+
+def _words_of_time(node: exp.Expr) -> Iterator[RuleError]:
+    for side in node.iter_expressions():
+        hint = _WORDS.get(str(side.this).lower()) if isinstance(side, exp.Literal) and side.is_string else None
+        if hint is not None:
+            message = f"`'{side.this}'` is compared as a text, and is no point in time"
+            yield warning_at(RuleCode.MISREAD, message, side, hint)
+
+
+def _constant_time(node: exp.Anonymous) -> Iterator[RuleError]:
+    """A call with a word that SQLite reads as the current time, which rules don't."""
+    before = 1 if node.name.lower() == "strftime" else 0
+    point = node.expressions[before] if len(node.expressions) > before else None
+    if isinstance(point, exp.Literal) and point.is_string and str(point.this).strip().lower() in _NOW:
+        message = f"`{text_of(node).source_of(node)}` is null: a rule gives the same answer whenever it is evaluated"
+        hint = "compare a column with `now()` in the WHERE: `column > now() - interval '7 days'`"
+        yield warning_at(RuleCode.MISREAD, message, node, hint)
 
 
 def _quoted_text(left: exp.Expr, right: exp.Expr) -> Iterator[RuleError]:

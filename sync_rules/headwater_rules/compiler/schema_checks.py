@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from headwater_rules.compiler import functions
+from headwater_rules.compiler.clock import names_time
 from headwater_rules.compiler.fragment import NUMERIC, REQUEST, ExprKind, Frag
 from headwater_rules.compiler.relations import ExpandedArray, SelectedColumn, SelectedStar, TableRef
 from headwater_rules.errors import Edit, Report, RuleCode, RuleError, did_you_mean
@@ -209,7 +210,8 @@ class QueryChecks:
     def cases(self, node: exp.Select) -> None:
         """Report names in a SELECT that SQL converts to lower case."""
         for found in node.find_all(exp.Identifier):
-            if found.name != identifier(found) and found.parent_select is node:
+            is_word = found.parent is not None and names_time(found.parent)  # of the language, in any case
+            if found.name != identifier(found) and found.parent_select is node and not is_word:
                 message = f"`{found.name}` is written without quotes and so means `{identifier(found)}`"
                 hint = f'write "{found.name}" in quotes to keep the case'
                 self.report.add(warning_at(RuleCode.LOWERED, message, found, hint))

@@ -122,6 +122,12 @@ MISTAKES = [
     sql("plus for texts", "SELECT id, title + '!' AS t FROM tasks WHERE assignee_id = auth.user_id()", MISREAD,
         "title + '!'", "counts as 0", "||", fix="||"),
     sql("list in one text", TASKS + "title IN 'a,b'" + MINE, MISREAD, "'a,b'", "JSON array", fix="('a', 'b')"),
+    *(sql(f"now in {call}", f"{TASKS}unixepoch(due) < {call}{MINE}", MISREAD, call, "is null", "`now()`") for call in (
+        "unixepoch('now')", "julianday(' NOW ')", "strftime('%s', 'now', '+1 day')", "unixepoch('subsec')",
+    )),
+    sql("a word for now", TASKS + "due < 'today'" + MINE, MISREAD, "'today'", "as a text", "`current_date`"),
+    sql("a word for the end of time", TASKS + "'Infinity' <= due" + MINE, MISREAD, "'Infinity'", "as a text", "9999"),
+    sql("between words", TASKS + "due BETWEEN '2024-01-01' AND 'now'" + MINE, MISREAD, "'now'", "as a text"),
     sql("and of other languages", TASKS + "assignee_id = auth.user_id() && title = 'a'", REFUSED,
         "auth.user_id() && title", "AND"),
     sql("cast to uuid", TASKS + "assignee_id = auth.user_id()::uuid", REFUSED, "auth.user_id()", "a uuid is a text",
@@ -259,6 +265,8 @@ def test_the_schema_tells_a_text_in_double_quotes_from_a_column() -> None:
     "SELECT id, number + '1' AS next FROM tasks WHERE assignee_id = auth.user_id()",
     "SELECT * FROM tasks WHERE title IN '[\"a\"]' AND assignee_id = auth.user_id()",
     "SELECT * FROM auth WHERE auth.assignee_id = auth.user_id()",
+    "SELECT * FROM tasks WHERE status = 'now' AND due < '2024-01-01' AND assignee_id = auth.user_id()",
+    "SELECT * FROM tasks WHERE due < CURRENT_TIMESTAMP AND day >= Current_Date AND assignee_id = auth.user_id()",
 ])  # fmt: skip
 def test_what_may_be_meant_is_not_warned_of(query: str) -> None:
     assert findings_in(PLAIN.format(query), None, advise=True) == ()
