@@ -113,7 +113,7 @@ def compare(arguments: Sequence[Value]) -> tuple[int | None, int | None]:
     numbers = [part for part in parts if isinstance(part, int)]
     if not isinstance(now, int) or not isinstance(form, str):
         raise EvaluationError(
-            "a comparison with the current time is evaluated without one; a test sets it by `set_time`"
+            "a comparison with the current time is evaluated without one; a test sets it by `set_time`, or by `now:`"
         )
     point = moment(value)
     if point is None:

@@ -39,6 +39,7 @@ class World:
         self._default_schema = default_schema
         self._programs: dict[tuple[_Table, tuple[str, ...]], TableProgram] = {}
         self._rows: dict[int, SourceRow] = {}
+        self._ids: Counter[tuple[_Table, Value]] = Counter()
         self._buckets: dict[str, dict[int, list[Put]]] = {}
         self._lookups: dict[str, Counter[str]] = {}
         self._made = 0
@@ -58,7 +59,7 @@ class World:
         if read is not None:
             _refuse_mistyped(table, columns.keys() - read - {"id"}, read - columns.keys())
         key = columns.get("id")
-        if key is not None and any(row.columns.get("id") == key for _, row in self._of(named)):
+        if key is not None and self._ids[named, key]:
             raise ValueError(f"`{table}` has a row with the id {key!r} already")
         self._made += 1
         row_id = str(key) if key is not None else f"{named.name}-{self._made}"
@@ -165,6 +166,7 @@ class World:
 
     def _put(self, number: int, row: SourceRow) -> None:
         self._rows[number] = row
+        self._ids[_table_of(row), row.columns.get("id")] += 1
         for put in row.result.puts:
             self._buckets.setdefault(put.bucket, {}).setdefault(number, []).append(put)
         for entry in row.result.lookups:
@@ -172,6 +174,7 @@ class World:
 
     def _take(self, number: int) -> None:
         row = self._rows.pop(number)
+        self._ids[_table_of(row), row.columns.get("id")] -= 1
         for put in row.result.puts:
             self._buckets[put.bucket].pop(number, None)
         for entry in row.result.lookups:

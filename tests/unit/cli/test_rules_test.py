@@ -90,7 +90,7 @@ def test_cases_run_against_another_config(headwater_here: Run, files: Path) -> N
     ("user: ann", "user: [ann]", "`user` must be an id, or a mapping of claims", 8),
     ("gets: {lists: [1]}", "gets: {lists: 1}", "begin each entry with `- `", 9),
     ("rows:\n  lists", "row:\n  lists", "did you mean `rows`?", 2),
-    ("subscriptions: {todos: {list: 1}}", "subscriptions: todos", "subscriptions are a list of names", 15),
+    ("subscriptions: {todos: {list: 1}}", "subscriptions: todos", "subscriptions are a list of names", 17),
     ("  Ann gets a list that is shared with her:", "  Ann gets her list:", "`Ann gets her list` is defined twice", 10),
 ])  # fmt: skip
 def test_a_wrong_case_is_shown_at_its_place(
