@@ -206,6 +206,8 @@ CODES = {
     "HW_6207": RefusalCode(_REJECT, "A request by a session of the studio does not come from its own page: a header Origin or X-Headwater-CSRF is wrong.", "Open the studio at its own address. A proxy in front has to pass on the header Host.", 403),
     "HW_6208": RefusalCode(_RETRY, "Too many sign-ins to the studio failed within a minute.", "Wait a minute.", 429),
     "HW_6210": Code(_REJECT, "A statement for the source may do more than read.", "Send a single SELECT.", 422),
+    "HW_6211": RefusalCode(_REJECT, "Another version of the sync config was deployed since the author last looked; nothing was deployed.", "Look at what it changes, and deploy again.", 409),
+    "HW_6212": RefusalCode(_REJECT, "The version to cancel is not being processed.", "To leave a served version, roll back.", 409),
     # Config and processes
     "HW_7001": Code(_STOP, "The service config is invalid. The message lists all errors.", "Correct the file."),
     "HW_7002": Code(_STOP, "A process of the service ended with an error that a restart would not fix.", "See what it printed."),
@@ -223,7 +225,7 @@ CODES = {
     "HW_8102": Code(_STOP, "The store has no such version of the sync config.", "See `headwater rules versions`."),
     "HW_8103": Code(_STOP, "A deployed version will not be served.", "See the message."),
     "HW_8104": Code(_STOP, "A store cannot be converted to an older format.", "Restore a backup made by that release."),
-    "HW_8105": Code(_STOP, "A version names tables whose rows cannot be replicated.", "Publish or remove those tables."),
+    "HW_8105": RefusalCode(_STOP, "A version names tables whose rows cannot be replicated.", "Publish or remove those tables.", 422),
     "HW_8106": Code(_STOP, "The slot is in use and was not dropped; the store is unchanged.", "Stop the replicator first."),
     "HW_8108": Code(_STOP, "No version of the sync config is active yet.", "Deploy one, or wait for the first snapshot."),
     "HW_8109": Code(_REJECT, "The rows of a preview are too large for one answer.", "Ask for fewer rows."),

@@ -28,6 +28,8 @@ def fill(store: WrittenStore) -> None:
         reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)})
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(900)})
     store.store.revoke(RevokedKind.USER, "u", 3600.0)
+    store.store.note_change("Ada", "edit", "terminate", '{"user":"u"}')
+    store.store.put_case("a case", '{"user":"u"}', "Ada")
 
 
 def everything(address: StoreAddress) -> dict[str, object]:
@@ -54,6 +56,8 @@ def everything(address: StoreAddress) -> dict[str, object]:
         }
         return {
             "checkpoint": checkpoint,
+            "changes": store.changes(None, 10),
+            "cases": store.cases(),
             "config": config,
             "totals": totals,
             "lookups": {key: sorted(outputs) for key, outputs in lookups.items()},

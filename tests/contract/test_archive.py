@@ -7,10 +7,11 @@ import hashlib
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import zstandard
@@ -298,12 +299,37 @@ def test_archive_of_one_source(
     expected, copy = everything(filled.address), tmp_path / "archive"
     with monkeypatch.context() as before:
         before.setitem(DATASETS, "definitions", {"name": str, "digest": str, "state": str})
+        before.setitem(DATASETS, "versions", without(DATASETS["versions"], "author", "message"))
         before.setattr("headwater.storage.archive.FORMAT", 1)
         export(filled.address, copy)
     address = new_address()
     import_store(copy, address, silent)
     assert everything(address) == expected
     assert problems(address) == []
+
+
+def test_archive_without_authors(
+    filled: WrittenStore, new_address: NewAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions wrote it that did not note what operators did."""
+    expected, copy = everything(filled.address), tmp_path / "archive"
+    with monkeypatch.context() as before:
+        older = without(DATASETS, "changes", "cases")
+        older["versions"] = without(DATASETS["versions"], "author", "message")
+        for module in ("contract.archive", "shared.archive"):
+            before.setattr(f"headwater.storage.{module}.DATASETS", older)
+        before.setattr("headwater.storage.archive.FORMAT", 3)
+        export(filled.address, copy)
+    address = new_address()
+    import_store(copy, address, silent)
+    assert everything(address) == {**expected, "changes": [], "cases": []}
+
+
+Value = TypeVar("Value")
+
+
+def without(columns: Mapping[str, Value], *names: str) -> dict[str, Value]:
+    return {name: value for name, value in columns.items() if name not in names}
 
 
 def test_incomplete_load_is_no_store(filled: WrittenStore, new_address: NewAddress) -> None:

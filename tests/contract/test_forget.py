@@ -19,6 +19,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.store import Lease
+from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from headwater.storage.sql.forget import ForgetStore, RowTarget, Searched, TextTarget
 from headwater.sync.request import write_key
@@ -136,6 +137,24 @@ def test_forget_user(written: WrittenStore) -> None:
     forget(written, TextTarget("dept/ann%lee"))
     assert [reader.write_checkpoint(key) is None for key in keys] == [True, False]
     reader.close()
+
+
+def test_forget_what_operators_did_with_a_user(written: WrittenStore) -> None:
+    user = "ann@mail.example"
+    store = written.store
+    store.note_change(user, "edit", "revoke", f'{{"kind":"sub","value":"{user}"}}')
+    store.note_change("Ada", "edit", "revoke", '{"kind":"sub","value":"bob@mail.example"}')
+    store.put_case(f"as {user}", "{}", "Ada")
+    store.put_case("as ann", f'{{"user":"{user}"}}', "Ada")
+    store.put_case("as bob", '{"user":"bob@mail.example"}', user)
+    store.deploy("streams: {}", Origin.COMMAND, author=user, message=f"{user} asked for it")
+    forget(written, TextTarget(user))
+    assert found(written.address, TextTarget(user)) == {}
+    assert [(change.who, change.what, "bob" in change.detail) for change in store.changes(None, 10)] == [
+        ("Ada", "revoke", True),
+        ("", "revoke", False),
+    ]
+    assert [(case.name, case.author) for case in store.cases()] == [("as bob", "")]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -110,7 +110,7 @@ def test_older_format_is_migrated(writer: SourceWriter, monkeypatch: pytest.Monk
     back_end = sqlite if isinstance(writer.address, SqliteAddress) else postgres
     now = back_end.connection.FORMAT
     (tmp_path / f"{now + 1:03d}.sql").write_text(
-        "alter table versions add column author text; create table news (id int)"
+        "alter table versions add column mood text; create table news (id int)"
     )
     for module in (back_end.connection, back_end.migrate, back_end.store):
         monkeypatch.setattr(module, "FORMAT", now + 1)
@@ -120,5 +120,5 @@ def test_older_format_is_migrated(writer: SourceWriter, monkeypatch: pytest.Monk
     with closing(backend.open_writer()) as store:
         assert store.get_meta(GIVEN_BY_KEY) == version("headwater")
         assert len(store.versions()) == 1
-    write(writer.address, "update versions set author = 'ann'", "insert into news values (1)")
+    write(writer.address, "update versions set mood = 'glad'", "insert into news values (1)")
     assert backend.older_format() is None

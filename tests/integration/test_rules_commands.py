@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from pathlib import Path
 
@@ -132,3 +133,32 @@ def test_commands_foretell_with_postgres_store(
     assert told[0] == told[1]
     assert "before: 20 buckets with 420 ops" in told[0][1]
     assert told[0][3] == ruled_configs.PROJECTION_EDITED
+
+
+FLAWED = """\
+config: {edition: 3}
+streams:
+  lists:
+    auto_subscribe: true
+    query: SELECT id, nme FROM lists WHERE owner = auth.user_id() AND size = 'large'
+  drafts:
+    query: SELECT * FROM drafts WHERE owner = auth.user_id()
+  each:
+    query: SELECT * FROM todos WHERE id = subscription.parameter('id')
+"""
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["with warnings", "with errors"])
+def test_deploy_reports_all_that_a_check_does(
+    running: Deployment, source_db: SourceDb, tmp_path: Path, headwater_here: Run, wrong: bool
+) -> None:
+    source_db.execute("create table drafts (id text primary key, owner text)")
+    Commands(running, tmp_path, headwater_here)
+    text = FLAWED + ("  more:\n    query: SELECT * FROM gone WHERE ownr = auth.user_id()\n" if wrong else "")
+    (tmp_path / "new.yaml").write_text(text)
+    checked = headwater_here("rules", "check", "new.yaml")
+    deployed = headwater_here("rules", "deploy", "new.yaml", "--no-wait")
+    told = [re.findall(r"\[?(HW_R\d+)\]?", each.err) for each in (checked, deployed)]
+    assert sorted(set(told[0])) == sorted(set(told[1]))
+    assert len(set(told[0])) >= 3
+    assert ["compared with the tables of source default" in each.err for each in (checked, deployed)] == [True, True]

@@ -36,7 +36,7 @@ from tests.support.waiting import wait_until
 from tests.support.written_store import YAML
 
 KEPT = Path(__file__).parents[1] / "support" / "stores"
-STORES = ("sqlite-1", "postgres-1", "sqlite-2", "postgres-2", "sqlite-3", "postgres-3")
+STORES = ("sqlite-1", "postgres-1", "sqlite-2", "postgres-2", "sqlite-3", "postgres-3", "sqlite-4", "postgres-4")
 
 
 @dataclass(frozen=True)

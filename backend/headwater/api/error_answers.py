@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError
+from headwater.api.findings import RefusedRulesError, RuleFinding
 from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
@@ -27,13 +28,15 @@ UNEXPECTED_CODE: Final = "PSYNC_S2001"
 
 
 class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error. `code` is stable, `name` is not; `details` says what to do."""
+    """An error. `code` is stable, `name` is not; `details` says what to do. A sync config that is refused has
+    `findings`."""
 
     name: str
     code: str
     status: int
     description: str
     details: str = ""
+    findings: tuple[RuleFinding, ...] = ()
 
 
 def error_details(error: Exception) -> ErrorDetails:
@@ -51,7 +54,8 @@ def error_details(error: Exception) -> ErrorDetails:
             known = error.code, 500, "the service is not able to answer", "see its log"
         case _:
             known = UNEXPECTED_CODE, 500, "Something went wrong", "see the service's log"
-    return ErrorDetails(type(error).__name__, *known)
+    findings = error.findings if isinstance(error, RefusedRulesError) else ()
+    return ErrorDetails(type(error).__name__, *known, findings)
 
 
 def error_response(error: Exception, beside: Mapping[str, object] = MappingProxyType({})) -> Response:

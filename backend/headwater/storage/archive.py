@@ -29,9 +29,11 @@ from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
 from headwater.storage.open import open_store
 from headwater.storage.shared.common import sync_path
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 _OF_ONE_SOURCE: Final = 1
 """The format in which bucket definitions did not say of which source they are: there was one."""
+_WITHOUT_AUTHORS: Final = 3
+"""The last format in which versions did not say who deployed them, and why."""
 
 ReportRows = Callable[[int, int], None]
 """Is called with the rows done so far, and those of the whole store."""
@@ -180,6 +182,8 @@ def import_store(path: Path, address: StoreAddress, report: ReportRows) -> Archi
             report(done, header.rows)
             while payload := _payload(stream):
                 dataset, rows = decode(payload)
+                if found <= _WITHOUT_AUTHORS and dataset == "versions":
+                    rows = [(*row, "", "") for row in rows]
                 if found == _OF_ONE_SOURCE and dataset == "definitions":
                     unowned += rows
                 else:

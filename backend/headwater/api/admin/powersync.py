@@ -29,8 +29,9 @@ from headwater.api.admin.route import (
     AdminSettings,
 )
 from headwater.api.admin.rules import SyncConfigRequest
-from headwater.api.admin.versions import compared_rules, deploy, in_state
+from headwater.api.admin.versions import Deploying, compared_rules, deploy, in_state
 from headwater.api.errors import ApiError
+from headwater.api.studio.tokens import Operator
 from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
@@ -291,7 +292,7 @@ class PowerSyncHandler:
         """Compare all tables with their source, or those of one connection, and send devices what differs."""
         return Reprocessed(self._resync(request.connection_id))
 
-    def deploy(self, request: SyncConfigRequest) -> SlotName:
+    def deploy(self, request: SyncConfigRequest, operator: Operator) -> SlotName:
         """Deploy a sync config. Refused when the service config names one."""
         if self._settings.from_file:
             raise ApiError(
@@ -302,7 +303,7 @@ class PowerSyncHandler:
         seen = see_schema(self._settings.sources, request.content)
         checked = compared_rules(request.content, seen.schema)
         with self._settings.store() as store:
-            deploy(store, request.content, seen.note, checked)
+            deploy(store, Deploying(request.content, operator.name), seen.note, checked)
             return SlotName(slot_of(self._settings.source, store))
 
     def check(self, request: SyncConfigRequest) -> SyncRulesResponse:

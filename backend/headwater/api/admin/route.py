@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -34,12 +34,14 @@ from headwater.api.studio.tokens import AdminToken, Operator, Role
 from headwater.api.workers import Workers
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
+from headwater.storage.contract.versions import NewerVersionError, NotProcessingError
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater.sync.request import RequestLimits
 
 NOT_FOUND, TOO_LONG, TOO_LARGE, BUSY = "HW_6202", "HW_6203", "HW_6204", "HW_6205"
 INVALID_RULES, NOTHING_SERVED, DEPLOY_CLOSED, DEPLOY_BUSY = "PSYNC_R0001", "PSYNC_S4104", "PSYNC_S4105", "PSYNC_S4106"
+NEWER_VERSION, NOT_PROCESSING, NOT_SENT = NewerVersionError.code, NotProcessingError.code, "HW_8105"
 """Codes that answers of admin routes have."""
 
 
@@ -223,6 +225,9 @@ class Deadline:
 MOST_BYTES = 16 * 1024 * 1024
 """The most bytes of an answer."""
 
+NoteChange = Callable[[Operator, str, object, object], None]
+"""Notes that an operator changed something: by which path, argument and answer."""
+
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
@@ -234,10 +239,11 @@ class Nothing(Struct, frozen=True):
 class AdminRoute:
     """One admin route.
 
-    `answer` is the handler. It takes one argument or none, and runs in a thread unless it is a coroutine function. Its
-    argument is read from the JSON body of a POST, and from path and query of a GET. A request with unknown fields is
-    refused. `errors` are the codes that it may raise, for the description. A `bare` answer is not wrapped in `data`, a
-    `pretty` one is indented. With `yaml`, the body may also be YAML text, which becomes the field of that name.
+    `answer` is the handler. It takes one argument or none, and the Operator if it has to know who asks. It runs in a
+    thread unless it is a coroutine function, which may change nothing. Its argument is read from the JSON body of a
+    POST, and from path and query of a GET. A request with unknown fields is refused. `errors` are the codes that it may
+    raise, for the description. A `bare` answer is not wrapped in `data`, a `pretty` one is indented. With `yaml`, the
+    body may also be YAML text, which becomes the field of that name.
     `events` is the type of each event's data, if the answer is a stream of events. A POST changes something, which the
     role `view` may not, unless it is declared as one that only `reads`.
     """
@@ -260,26 +266,40 @@ class AdminRoute:
     @cached_property
     def takes(self) -> type | None:
         """The type of the argument. That of a POST whose handler takes none is Nothing."""
-        names = list(inspect.signature(self.answer).parameters)
-        found: type | None = Nothing if self.method == "POST" else None
-        return get_type_hints(self.answer)[names[0]] if names else found
+        kinds = [kind for kind in self._kinds if kind is not Operator]
+        return kinds[0] if kinds else Nothing if self.method == "POST" else None
+
+    @cached_property
+    def _kinds(self) -> tuple[type, ...]:
+        """The types of all that the handler takes."""
+        hints = get_type_hints(self.answer)
+        return tuple(hints[name] for name in inspect.signature(self.answer).parameters)
 
     @cached_property
     def gives(self) -> type:
         found: type = get_type_hints(self.answer)["return"]
         return found
 
-    def mounted(self, threads: AdminThreads) -> Route:
-        """The Starlette route, for AdminRoutes."""
+    def mounted(self, threads: AdminThreads, note: NoteChange) -> Route:
+        """The Starlette route, for AdminRoutes. `note` is told of each change, in the thread that made it."""
+        blocking = not inspect.iscoroutinefunction(self.answer)
+        assert blocking or not self.changes, f"nobody would note what {self.path} changes"
 
         async def respond(request: Request) -> Response:
-            arguments: tuple[object, ...] = ()
-            if self.takes is not None:
-                argument = await self._argument(request, self.takes)
-                arguments = () if isinstance(argument, Nothing) else (argument,)
-            if inspect.iscoroutinefunction(self.answer):
-                return self._response(await self.answer(*arguments))
-            return await threads.run(lambda: self._response(self.answer(*arguments)))
+            argument = None if self.takes is None else await self._argument(request, self.takes)
+            operator = operator_of(request)
+            arguments = [operator if kind is Operator else argument for kind in self._kinds]
+
+            def job() -> Response:
+                answer = self.answer(*arguments)
+                if self.changes:
+                    note(operator, self.path, argument, answer)
+                return self._response(answer)
+
+            if blocking:
+                return await threads.run(job)
+            answer: Awaitable[object] = self.answer(*arguments)  # type: ignore[assignment]  # of a coroutine function
+            return self._response(await answer)
 
         return Route(self.path.removeprefix(PREFIX), respond, methods=[self.method])
 

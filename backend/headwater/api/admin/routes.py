@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from headwater.api.admin.changes import ChangeLog
 from headwater.api.admin.clients import ClientsHandler
 from headwater.api.admin.completion import CompletionHandler
 from headwater.api.admin.openapi import document
@@ -15,7 +16,10 @@ from headwater.api.admin.route import (
     INVALID_RULES,
     LONG_RUNNING,
     LONG_WAITING,
+    NEWER_VERSION,
     NOT_FOUND,
+    NOT_PROCESSING,
+    NOT_SENT,
     NOTHING_SERVED,
     TOO_LARGE,
     TOO_LONG,
@@ -52,6 +56,7 @@ class Administration:
         self._clients = clients = ClientsHandler(settings, reader, connected)
         status = StatusHandler(settings, reader, unfetched)
         self._progress = ProgressHandler(status, self._threads)
+        changes = ChangeLog(settings)
         self._warm = WarmSchema(settings.sources)
         versions, explain = VersionsHandler(settings), ExplainHandler(settings, reader)
         rules, completion = RulesHandler(settings, self._warm), CompletionHandler(settings, self._warm)
@@ -69,8 +74,12 @@ class Administration:
                 "POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, NOT_FOUND, *_LONG), yaml="content", reads=True
             ),
             AdminRoute("POST", f"{OURS}/preview", rules.preview, (INVALID_RULES, NOT_FOUND, *_LONG), reads=True),
-            AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (INVALID_RULES,), yaml="content"),
-            AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND)),
+            AdminRoute(
+                "POST", f"{OURS}/deploy", versions.deploy, (INVALID_RULES, NOT_SENT, NEWER_VERSION), yaml="content"
+            ),
+            AdminRoute("POST", f"{OURS}/deploy/cancel", versions.cancel, (NOT_FOUND, NOT_PROCESSING)),
+            AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND, NEWER_VERSION)),
+            AdminRoute("GET", f"{OURS}/changes", changes.changes),
             AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG), reads=True),
             AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, NOT_FOUND, *_LONG), reads=True),
             AdminRoute("GET", f"{OURS}/completion", completion.completion),
@@ -79,7 +88,10 @@ class Administration:
             AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True),
             *powersync_routes(settings, reader),
         )
-        mounted = [route.mounted(self._long if TOO_LONG in route.errors else self._threads) for route in self.routes]
+        mounted = [
+            route.mounted(self._long if TOO_LONG in route.errors else self._threads, changes.note)
+            for route in self.routes
+        ]
         reading = [route.path for route in self.routes if route.reads]
         self.guarded = AdminRoutes(settings.tokens, mounted, settings.port, reading)
 

@@ -21,6 +21,7 @@ from headwater.api.admin.route import (
 from headwater.api.admin.versions import compared_rules, compiled, in_state
 from headwater.api.admin.warm import WarmSchema
 from headwater.api.errors import ApiError
+from headwater.api.findings import RuleFinding, finding_of
 from headwater.insight.diff import Estimate, diff_with_rows, of_source
 from headwater.insight.explain import (
     NothingServedYetError,
@@ -38,7 +39,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.stats import DefinitionStats
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import findings_in
-from headwater_rules.errors import RuleError, Severity
+from headwater_rules.errors import Severity
 from headwater_rules.plan import NO_RULES
 from headwater_rules.results import StreamSubscription, SyncRequest
 from headwater_rules.versions import StreamChange
@@ -138,18 +139,6 @@ class ValidateRequest(Struct, frozen=True):
 
     content: str
     allow_missing: bool = False
-
-
-class RuleFinding(Struct, frozen=True):
-    """An error or warning in a sync config. `place` has the offsets, lines and columns in its text. `edit` has those of
-    what to replace and by what, where that is certain."""
-
-    code: str
-    severity: str
-    message: str
-    suggestion: str | None
-    place: Mapping[str, object] | None
-    edit: Mapping[str, object] | None = None
 
 
 class ValidateResponse(Struct, frozen=True):
@@ -261,7 +250,3 @@ class RulesHandler:
                 )
             except PreviewTooLargeError as error:
                 raise ApiError(error.what, fix="ask for fewer rows", code=TOO_LARGE) from None
-
-
-def finding_of(error: RuleError) -> RuleFinding:
-    return msgspec.convert(error.to_dict(), RuleFinding)

@@ -248,14 +248,15 @@ def preview(
 
 
 @rules.command("deploy", epilog=examples("headwater rules deploy sync.yaml -c headwater.yaml",
-                                          "headwater rules deploy sync.yaml --no-wait",
+                                          "headwater rules deploy sync.yaml --no-wait --note 'the new list'",
                                           "headwater rules deploy sync.yaml --force"))  # fmt: skip
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
 @_wait
 @click.option("--force", is_flag=True, help="Deploy it even if it names tables that are not published or readable.")
 @_allow_missing
-def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool, allow_missing: bool) -> None:
+@click.option("--note", default="", metavar="TEXT", help="What it changes and why, for `headwater rules versions`.")
+def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool, allow_missing: bool, note: str) -> None:
     """Serve devices another sync config, without a restart.
 
     New buckets are built from the rows in the store. Until they are complete, devices are served the previous version,
@@ -267,7 +268,7 @@ def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool, allow_mi
     """
     from headwater.cli.rules.versions import deploy
 
-    deploy(load(configs, warn=False), file, wait=wait, force=force, allow_missing=allow_missing)
+    deploy(load(configs, warn=False), file, wait=wait, force=force, allow_missing=allow_missing, message=note)
 
 
 @rules.command(epilog=examples("headwater rules versions", "headwater rules versions --json"))

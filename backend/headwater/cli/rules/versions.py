@@ -29,23 +29,31 @@ from headwater_rules.versions import check_names
 _NO_REPLICATOR = "no replicator is running; the version is processed once one does (`headwater serve`)"
 
 
-def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False, allow_missing: bool = False) -> None:
+def deploy(
+    config: ServiceConfig,
+    file: Path,
+    *,
+    wait: bool,
+    force: bool = False,
+    allow_missing: bool = False,
+    message: str = "",
+) -> None:
     """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRulesError if it
     does not compile or, unless `allow_missing` is set, names what the source lacks where it decides who gets rows; and
     HW_8105 if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_text(file)
     seen = see_schema(config.sources, text)
+    click.echo(f"note: {seen.note}", err=True)
     with wrong_rules(str(file)):
         compiled, findings = compared(text, seen.schema, allow_missing=allow_missing, advise=True)
     for warning in findings:
         click.echo(warning.render(), err=True)
-    click.echo(f"note: {seen.note}", err=True)
     with existing_store(config) as store:
         _refuse_clashes(store, compiled.plan, str(file))
         if any(each.code is RuleCode.NOT_SENT for each in findings) and not force:
             fix = "run the statements above, or deploy it anyway with --force"
             raise HeadwaterError("it names tables whose rows can't be replicated", str(file), fix, code="HW_8105")
-        _deploy(store, config, text, wait=wait)
+        _deploy(store, config, text, message, wait=wait)
 
 
 def rollback(config: ServiceConfig, number: int | None, *, wait: bool) -> None:
@@ -57,7 +65,7 @@ def rollback(config: ServiceConfig, number: int | None, *, wait: bool) -> None:
         _refuse_clashes(store, compile_rules(chosen.yaml, origin).plan, origin)
         _print_lacking(config, chosen.yaml)
         click.echo(f"going back to the text of {origin}")
-        _deploy(store, config, chosen.yaml, wait=wait)
+        _deploy(store, config, chosen.yaml, f"back to {origin}", wait=wait)
 
 
 def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
@@ -86,8 +94,8 @@ def _refuse_clashes(store: StoreWriter, plan: SyncPlan, origin: str) -> None:
         raise HeadwaterError(error.errors[0].message, origin, error.errors[0].suggestion, code="HW_8103") from error
 
 
-def _deploy(store: StoreWriter, config: ServiceConfig, text: str, *, wait: bool) -> None:
-    version = store.deploy(text, Origin.COMMAND)
+def _deploy(store: StoreWriter, config: ServiceConfig, text: str, message: str, *, wait: bool) -> None:
+    version = store.deploy(text, Origin.COMMAND, message=message)
     if version.state is VersionState.ACTIVE:
         click.echo(f"version {version.id} has this text and is already served")
         return
@@ -132,7 +140,11 @@ def list_versions(config: ServiceConfig, *, as_json: bool) -> None:
         times = [("deployed", version.created), ("served", version.activated), ("stopped", version.stopped)]
         history = "".join(f"  {word} {when(seconds)}" for word, seconds in times if seconds)
         note = f"\n{'':6}{version.note}" if version.note else ""
-        click.echo(f"{version.id:>4}  {version.state.value:<10}  by {version.origin.value:<7}{history}{note}")
+        said = f"\n{'':6}“{version.message}”" if version.message else ""
+        who = f" ({version.author})" if version.author else ""
+        click.echo(
+            f"{version.id:>4}  {version.state.value:<10}  by {version.origin.value:<7}{who}{history}{said}{note}"
+        )
 
 
 def _as_dict(version: ConfigVersion) -> dict[str, object]:
@@ -144,6 +156,8 @@ def _as_dict(version: ConfigVersion) -> dict[str, object]:
         "activated": version.activated or None,
         "stopped": version.stopped or None,
         "note": version.note or None,
+        "author": version.author or None,
+        "message": version.message or None,
     }
 
 

@@ -16,7 +16,7 @@ Row = Sequence[object]
 DATASETS: Mapping[str, Mapping[str, type]] = {
     "versions": {
         "id": int, "yaml": str, "state": str, "origin": str, "created_at": float, "activated_at": float,
-        "stopped_at": float, "note": str,
+        "stopped_at": float, "note": str, "author": str, "message": str,
     },
     "definitions": {"source": str, "name": str, "digest": str, "state": str},
     "retired_buckets": {"id": int, "name": str},
@@ -43,6 +43,8 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
         "finished": float,
     },
     "revocations": {"seq": int, "kind": str, "value": str, "since": float, "until": float},
+    "changes": {"id": int, "at": float, "who": str, "role": str, "what": str, "detail": str},
+    "cases": {"name": str, "content": str, "updated": float, "author": str},
     "write_checkpoints": {"key": str, "id": int, "lsns": str, "seq": int},
 }  # fmt: skip
 """Columns and their types, by dataset. A text may be null where the store has none. Datasets are loaded in this order:

@@ -1,4 +1,5 @@
-"""Errors of a store, and the data of leases, sources, tables, requests and revocations."""
+"""Errors of a store, and the data of leases, sources, tables, requests, revocations and what
+operators did."""
 
 from __future__ import annotations
 
@@ -198,3 +199,33 @@ class Revocation:
     value: str
     since: float
     until: float
+
+
+# what operators did and keep
+
+CHANGES_KEPT = 10_000
+"""How many changes a store keeps, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminChange:
+    """A change that an operator made: `what`, and how in `detail`, as JSON. `at` is in seconds since 1970. `who` is
+    empty for an operator without a name."""
+
+    id: int
+    at: float
+    who: str
+    role: str
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCase:
+    """A case that sync configs are tried with: `content` is JSON that the store knows nothing of. `updated` is in
+    seconds since 1970."""
+
+    name: str
+    content: str
+    updated: float
+    author: str

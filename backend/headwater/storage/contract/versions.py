@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from headwater.errors import HeadwaterError
+
 KEEP_STOPPED_SECONDS = 600.0
 """How long the bucket definitions of a served version are kept up to date after it was stopped."""
 
@@ -36,7 +38,7 @@ class Origin(Enum):
 @dataclass(frozen=True, slots=True)
 class ConfigVersion:
     """A deployed sync config. `id` grows with each deployment. Times are in seconds since 1970, 0 for what has not
-    happened."""
+    happened. `note` is the service's, `message` that of the `author`."""
 
     id: int
     yaml: str
@@ -46,6 +48,20 @@ class ConfigVersion:
     activated: float
     stopped: float
     note: str
+    author: str = ""
+    message: str = ""
+
+
+class NewerVersionError(HeadwaterError):
+    """A version was to be deployed upon the newest one as its author saw it, and there is a newer one."""
+
+    code = "HW_6211"
+
+
+class NotProcessingError(HeadwaterError):
+    """A version can't be cancelled, since it is not being processed."""
+
+    code = "HW_6212"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,9 @@ class PostgresLoad(Load):
         db.execute("update meta set value = ? where key = 'secret'", state.secret)
         _restart(db, "tables", "id", state.last_table)
         _restart(db, "versions", "id", state.last_version)
-        places = [(f"rows_{table:d}", "place") for (table,) in db.rows("select id from tables")]
-        for table, column in (("revocations", "seq"), ("bulk_jobs", "id"), ("segment_blobs", "id"), *places):
+        counted = [("revocations", "seq"), ("changes", "id"), ("bulk_jobs", "id"), ("segment_blobs", "id")]
+        counted += [(f"rows_{table:d}", "place") for (table,) in db.rows("select id from tables")]
+        for table, column in counted:
             _restart(db, table, column, db.rows(f"select coalesce(max({column}), 0) from {table}")[0][0])
 
     def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:

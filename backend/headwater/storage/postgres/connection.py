@@ -18,7 +18,7 @@ from headwater.storage.shared.formats import NOTED, noted_format
 from headwater.storage.sql.cursor import SEALED_MARK, DamagedValueError, DuplicateRowError, TableGoneError
 from headwater.tls import pem_file, root_certificates, why_untrusted
 
-FORMAT = 3
+FORMAT = 4
 """Of the tables: the number of the last script in `migrations`."""
 
 BUSY_SECONDS = 30

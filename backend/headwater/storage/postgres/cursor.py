@@ -281,7 +281,10 @@ def _file_sizes(_: Cursor, sizes: Mapping[str, int]) -> tuple[int, int]:
     return 0, sum(sizes.values())  # free space inside tables is left to Postgres' own statistics
 
 
-_GUARDED = ("leases", "versions", "requests", "revocations", "sources", "state", "write_checkpoints", "write_state")
+_GUARDED = (
+    *("leases", "versions", "requests", "revocations", "changes", "cases"),
+    *("sources", "state", "write_checkpoints", "write_state"),
+)
 
 _REFUSE = """
 create function refuse_write() returns trigger language plpgsql as

@@ -1,10 +1,18 @@
-"""Small tables: texts under a key, bucket definitions, the version that is served, and revocations."""
+"""Small tables: texts under a key, bucket definitions, the version that is served, revocations, and what operators
+did and keep."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.storage.contract.store import Revocation, RevokedKind, StoreError
+from headwater.storage.contract.store import (
+    CHANGES_KEPT,
+    AdminChange,
+    Revocation,
+    RevokedKind,
+    StoredCase,
+    StoreError,
+)
 from headwater.storage.sql.cursor import Cursor, Row
 
 PUT_DEFINITION = (
@@ -159,3 +167,40 @@ def revocation(row: Row) -> Revocation:
     """A row of REVOCATION."""
     seq, kind, value, since, until = row
     return Revocation(seq, RevokedKind(kind), value, float(since), float(until))
+
+
+# what operators did and keep
+
+
+def note_change(db: Cursor, who: str, role: str, what: str, detail: str) -> None:
+    """Within a write transaction: note a change, and forget the oldest ones."""
+    insert = f"insert into changes (at, who, role, what, detail) values ({db.dialect.now}, ?, ?, ?, ?) returning id"
+    ((number,),) = db.rows(insert, who, role, what, detail)
+    db.execute("delete from changes where id <= ?", number - CHANGES_KEPT)
+
+
+def changes(db: Cursor, before: int | None, limit: int) -> list[AdminChange]:
+    """The newest changes, of those before one if that is given."""
+    query = "select id, at, who, role, what, detail from changes"
+    ending = "order by id desc limit ?"
+    rows = (
+        db.rows(f"{query} {ending}", limit)
+        if before is None
+        else db.rows(f"{query} where id < ? {ending}", before, limit)
+    )
+    return [AdminChange(number, float(at), *texts) for number, at, *texts in rows]
+
+
+def put_case(db: Cursor, name: str, content: str, author: str) -> None:
+    """Within a write transaction: store a case in place of another one of this name."""
+    db.execute(
+        f"insert into cases (name, content, updated, author) values (?, ?, {db.dialect.now}, ?) on conflict (name)"
+        " do update set content = excluded.content, updated = excluded.updated, author = excluded.author",
+        *(name, content, author),
+    )
+
+
+def cases(db: Cursor) -> list[StoredCase]:
+    """All stored cases, by name."""
+    rows = db.rows("select name, content, updated, author from cases order by name")
+    return [StoredCase(name, content, float(updated), author) for name, content, updated, author in rows]

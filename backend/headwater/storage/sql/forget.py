@@ -139,6 +139,13 @@ _ERASURES: dict[tuple[str, str], _Erasure] = {
         for column in ("payload", "progress", "result")
     },
     ("revocations", "value"): _Erasure("true", "delete from revocations"),
+    ("cases", "author"): _Erasure("true", "update cases set author = ''"),
+    ("cases", "content"): _Erasure("true", "delete from cases"),
+    ("cases", "name"): _Erasure("true", "delete from cases"),
+    ("changes", "detail"): _Erasure("true", "update changes set detail = '{}'"),
+    ("changes", "who"): _Erasure("true", "update changes set who = ''"),
+    ("versions", "author"): _Erasure("true", "update versions set author = ''"),
+    ("versions", "message"): _Erasure("true", "update versions set message = ''"),
     ("versions", "note"): _Erasure("true", "update versions set note = ''"),
     ("versions", "yaml"): _Erasure("state in ('stopped', 'failed')", "delete from versions"),
     ("write_checkpoints", "key"): _Erasure("true", "delete from write_checkpoints"),
@@ -224,8 +231,9 @@ class ForgetStore:
 
     def erase_texts(self, lease: Lease, hints: Sequence[str]) -> int:
         """Erase the texts that nothing depends on, in short transactions: what flushes touched (readers then look at
-        everything once), requests that are done or failed, versions that are stopped or failed and the notes of all,
-        write checkpoints by their keys. All others are there because something needs them. Returns how many."""
+        everything once), requests that are done or failed, versions that are stopped or failed, the notes of all and
+        who wrote them, cases, who changed what, and write checkpoints by their keys. All others are there because
+        something needs them. Returns how many."""
         erased = 0
         for db, table, column in self._text_columns():
             if erasure := _ERASURES.get((table, column)):

@@ -16,23 +16,31 @@ from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, Sta
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import (
+    AdminChange,
     Lease,
     Request,
     RequestState,
     Revocation,
     RevokedKind,
     SourceState,
+    StoredCase,
     StoredTable,
     StoreError,
 )
-from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.contract.versions import (
+    ConfigVersion,
+    NewerVersionError,
+    NotProcessingError,
+    Origin,
+    VersionState,
+)
 from headwater.storage.shared.common import op_floor
 from headwater.storage.sql import bucket_keys, bulk, control, leases, ops, retire, write_checkpoints
 from headwater.storage.sql import tables as generations
 from headwater.storage.sql.cursor import Cursor, Row
 from headwater.storage.sql.flush import Flush
 
-_VERSION = "id, yaml, state, origin, created_at, activated_at, stopped_at, note"
+_VERSION = "id, yaml, state, origin, created_at, activated_at, stopped_at, note, author, message"
 _REQUEST = "id, kind, source, payload, state, progress, result, created_at"
 _REQUESTS_KEPT_SECONDS = 86_400
 _FORGOTTEN_AT_ONCE = 5_000
@@ -362,10 +370,12 @@ class StoreWriter(ABC):
         with self._beside() as db:
             return [_version(row) for row in db.rows(f"select {_VERSION} from versions order by id")]
 
-    def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
+    def deploy(
+        self, yaml: str, origin: Origin, *, author: str = "", message: str = "", expected: int | None = None
+    ) -> ConfigVersion:
         """Create a PROCESSING version and wake the replicator. Stops another version that is PROCESSING. If `yaml` is
         the text of the PROCESSING version, or of the ACTIVE one when nothing is PROCESSING, returns that version and
-        creates none."""
+        creates none. Raises NewerVersionError if `expected` is given and is not the newest version."""
         with self._beside() as db:
             now = db.dialect.now
             with db.transaction():
@@ -376,19 +386,35 @@ class StoreWriter(ABC):
                 )
                 if newest and newest[0][1] == yaml:
                     return _version(newest[0])
+                ((last,),) = db.rows("select coalesce(max(id), 0) from versions")
+                if expected not in {None, last}:
+                    fix = "look at what it changes, and deploy again upon it"
+                    raise NewerVersionError(f"version {last} was deployed meanwhile", str(self.address), fix)
                 db.execute(
                     f"update versions set state = 'stopped', stopped_at = {now}, note = 'another version was deployed'"
                     " where state = 'processing'"
                 )
                 (version,) = db.rows(
-                    "insert into versions (yaml, state, origin, created_at)"
-                    f" values (?, 'processing', ?, {now}) returning {_VERSION}",
-                    yaml,
-                    origin.value,
+                    "insert into versions (yaml, state, origin, created_at, author, message)"
+                    f" values (?, 'processing', ?, {now}, ?, ?) returning {_VERSION}",
+                    *(yaml, origin.value, author, message),
                 )
                 db.notify()
                 failpoint("deploy.before_commit")
             return _version(version)
+
+    def cancel(self, version: int, note: str) -> ConfigVersion:
+        """Have a version that is PROCESSING end as FAILED with this note, and what was built for it removed. Raises
+        NotProcessingError when it is not PROCESSING, maybe since it was served meanwhile."""
+        with self._beside() as db, db.transaction():
+            db.execute(db.dialect.raise_change_counter)
+            failed = f"update versions set state = 'failed', stopped_at = {db.dialect.now}, note = ?"
+            found = db.rows(f"{failed} where id = ? and state = 'processing' returning {_VERSION}", note, version)
+            if not found:
+                fix = "see `headwater rules versions`; to leave a served version, roll back"
+                raise NotProcessingError(f"version {version} is not being processed", str(self.address), fix)
+            db.notify()
+        return _version(found[0])
 
     def activate(
         self, lease: Lease, version: int, needed: Mapping[str, Mapping[str, str]], waits_for: Collection[str] = ()
@@ -533,14 +559,41 @@ class StoreWriter(ABC):
             db.notify()
         return control.revocation(found)
 
+    # what operators did and keep
+
+    def note_change(self, who: str, role: str, what: str, detail: str) -> None:
+        """Note a change that an operator made. The oldest are forgotten."""
+        with self._beside() as db, db.transaction():
+            control.note_change(db, who, role, what, detail)
+
+    def changes(self, before: int | None, limit: int) -> list[AdminChange]:
+        """The newest changes that operators made, before that with the id `before` if it is given."""
+        with self._beside() as db:
+            return control.changes(db, before, limit)
+
+    def put_case(self, name: str, content: str, author: str) -> None:
+        """Store a case, in place of another one with this name."""
+        with self._beside() as db, db.transaction():
+            control.put_case(db, name, content, author)
+
+    def cases(self) -> list[StoredCase]:
+        """All stored cases, by name."""
+        with self._beside() as db:
+            return control.cases(db)
+
+    def delete_case(self, name: str) -> bool:
+        """Delete a case. Returns whether there was one."""
+        with self._beside() as db, db.transaction():
+            return bool(db.execute("delete from cases where name = ?", name))
+
     @abstractmethod
     def close(self) -> None: ...
 
 
 def _version(row: Row) -> ConfigVersion:
-    number, yaml, state, origin, created, activated, stopped, note = row
+    number, yaml, state, origin, created, activated, stopped, *texts = row
     times = float(created), float(activated), float(stopped)
-    return ConfigVersion(number, yaml, VersionState(state), Origin(origin), *times, note)
+    return ConfigVersion(number, yaml, VersionState(state), Origin(origin), *times, *texts)
 
 
 def _request(row: Row) -> Request:

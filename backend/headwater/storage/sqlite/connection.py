@@ -17,7 +17,7 @@ from headwater.storage.shared.formats import NOTED, noted_format
 from headwater.storage.shared.turns import Turns, turns_at
 from headwater.storage.sql.cursor import SEALED_MARK, DuplicateRowError, TableGoneError
 
-FORMAT = 3
+FORMAT = 4
 """Of the tables: the number of the last script in `migrations`."""
 
 BUSY_SECONDS = 30.0

@@ -286,7 +286,7 @@ create trigger sealed_{table}_{event} before {event} on {table} begin select rai
 # Opening the store tries to insert into `state`
 _GUARDED = [
     (table, event)
-    for table in ("leases", "versions", "requests", "sources", "state", "write_checkpoints")
+    for table in ("leases", "versions", "requests", "changes", "cases", "sources", "state", "write_checkpoints")
     for event in ("insert", "update")
     if (table, event) != ("state", "insert")
 ]

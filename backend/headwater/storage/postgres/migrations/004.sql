@@ -1,0 +1,21 @@
+-- What operators did and said.
+
+alter table versions add column author text not null default '';
+alter table versions add column message text not null default '';
+
+-- Changes made through the admin API, of which the newest are kept.
+create table changes (
+    id     bigint generated always as identity primary key,
+    at     double precision not null,
+    who    text not null,
+    role   text not null,
+    what   text not null,
+    detail text not null
+);
+-- Cases that sync configs are tried with, as JSON.
+create table cases (
+    name    text primary key,
+    content text not null,
+    updated double precision not null,
+    author  text not null
+);
