@@ -78,16 +78,16 @@ class CompletionHandler:
 
     def completion(self) -> CompletionResponse:
         """List what may be written in a rule: tables with their columns, functions, values of the request, keywords."""
-        found = self._warm.tables(self._served() or "")
-        schema = found.seen.schema
+        seen = self._warm.tables(self._served() or "")
+        schema = seen.found.schema
         return CompletionResponse(
             () if schema is None else tuple(_tables(schema)),
             FUNCTIONS,
             ROW_FUNCTIONS,
             PARAMETERS,
             KEYWORDS,
-            None if schema is None else found.at,
-            found.seen.note,
+            None if schema is None else seen.at,
+            seen.found.note,
         )
 
     def client_schema(self, request: ClientSchemaRequest) -> ClientSchemaResponse:
@@ -96,7 +96,7 @@ class CompletionHandler:
         text = self._served()
         if text is None:
             raise ApiError("no sync config is served yet", fix="deploy one", code=NOTHING_SERVED)
-        seen = self._warm.tables(text).seen
+        seen = self._warm.tables(text).found
         return ClientSchemaResponse(
             language.value, schema_code(client_schema(compiled(text).plan, seen.schema), language), seen.note
         )

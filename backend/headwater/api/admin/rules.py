@@ -209,7 +209,7 @@ class RulesHandler:
 
     def validate(self, request: ValidateRequest) -> ValidateResponse:
         """Find everything that is wrong with a sync config, also with its tables if the source answers."""
-        seen = self._warm.tables(request.content).seen
+        seen = self._warm.tables(request.content).found
         found = findings_in(request.content, seen.schema, allow_missing=request.allow_missing, advise=True)
         valid = not any(each.severity is Severity.FATAL for each in found)
         return ValidateResponse(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,15 +51,26 @@ def source(monkeypatch: pytest.MonkeyPatch) -> PlayedSource:
 
 
 @pytest.fixture
-def warm(source: PlayedSource) -> Iterator[WarmSchema]:
-    made = WarmSchema([NOWHERE])
-    yield made
-    source.answers.set()
-    made.close()
+def make(source: PlayedSource) -> Iterator[Callable[..., WarmSchema]]:
+    """Makes such a schema, which keeps tables for so long."""
+    with ExitStack() as stack:
+
+        def made(fresh: float = 60.0, usable: float = 60.0) -> WarmSchema:
+            found = WarmSchema([NOWHERE], fresh, usable)
+            stack.callback(found.close)
+            return found
+
+        yield made
+        source.answers.set()
+
+
+@pytest.fixture
+def warm(make: Callable[..., WarmSchema]) -> WarmSchema:
+    return make()
 
 
 def names(warm: WarmSchema, text: str = "") -> list[str]:
-    schema = warm.tables(text).seen.schema
+    schema = warm.tables(text).found.schema
     assert schema is not None
     return [table.name for table in schema.tables]
 
@@ -68,24 +80,18 @@ def test_tables_are_read_once(warm: WarmSchema, source: PlayedSource) -> None:
     assert source.asked == 1
 
 
-def test_old_tables_are_read_again_beside(
-    warm: WarmSchema, source: PlayedSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_tables_are_read_again_beside(make: Callable[..., WarmSchema], source: PlayedSource) -> None:
+    warm = make(fresh=0.0)
     assert names(warm) == ["t1"]
-    monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
     source.answers.clear()  # so whoever waits for it hangs
     assert names(warm) == names(warm) == ["t1"]
     source.answers.set()
     wait_until(lambda: names(warm) != ["t1"], "the tables are read again")
 
 
-def test_tables_that_are_too_old_are_not_shown(
-    warm: WarmSchema, source: PlayedSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert names(warm) == ["t1"]
-    monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
-    monkeypatch.setattr(module, "USABLE_SECONDS", 0.0)
-    assert names(warm) == ["t2"]
+def test_tables_that_are_too_old_are_not_shown(make: Callable[..., WarmSchema]) -> None:
+    warm = make(fresh=0.0, usable=0.0)
+    assert [names(warm), names(warm)] == [["t1"], ["t2"]]
 
 
 def test_many_wait_for_one_reading(warm: WarmSchema, source: PlayedSource) -> None:
@@ -115,7 +121,7 @@ def test_a_failed_reading_is_no_end(warm: WarmSchema, source: PlayedSource, monk
 def test_why_there_is_nothing_is_kept_too(warm: WarmSchema, monkeypatch: pytest.MonkeyPatch) -> None:
     away = iter([not_compared("it is away")])
     monkeypatch.setattr(module, "see_schema", lambda *_: next(away))
-    assert {warm.tables(TEXT).seen.note for _ in range(3)} == {not_compared("it is away").note}
+    assert {warm.tables(TEXT).found.note for _ in range(3)} == {not_compared("it is away").note}
 
 
 def test_computed_tables_are_described_once_while_they_stay(warm: WarmSchema, source: PlayedSource) -> None:
