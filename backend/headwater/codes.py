@@ -198,7 +198,7 @@ CODES = {
     "HW_6140": Code(_REJECT, "A trigger or function of the app refused the write by `RAISE`. The user is shown its message.", "The user decides."),
     "HW_6149": Code(_STOP, "The app does not send the previous values that a table with `reject_changed` compares.", "Set `trackPrevious` in the app's schema."),
     "HW_6201": RefusalCode(_REJECT, "The body or a parameter of an admin request is invalid.", "Correct the request."),
-    "HW_6202": RefusalCode(_REJECT, "The version, table or source named in an admin request does not exist.", "Correct the name.", 404),
+    "HW_6202": RefusalCode(_REJECT, "The version, table, source or letter named in an admin request does not exist.", "Correct the name.", 404),
     "HW_6203": RefusalCode(_REJECT, "An admin request exceeded its time limit.", "Use the command, which has none.", 422),
     "HW_6204": RefusalCode(_REJECT, "The answer to an admin request exceeds its size limit.", "Ask for less.", 422),
     "HW_6205": RefusalCode(_RETRY, "Too many admin requests are in progress or waiting.", "Send fewer at once.", 429),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headwater.api.admin.route import AdminSettings
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
@@ -21,12 +22,14 @@ from headwater.source.upload.routing import RoutedUploads
 from headwater.source.upload.settings import UploadSettings
 from headwater.telemetry.log_facts import facts_of
 from tests.support.command import Outcome, headwater_here
+from tests.support.fix_admin import OPERATOR, running_admin
 from tests.support.fix_api import AUDIENCE, SECRET, Endpoint, make_token
 from tests.support.fix_postgres import Connection, SourceDb
 from tests.support.fix_service import client_auth, connection_to
 from tests.support.fix_upload import NOTES, Device, Uploads, delete, patch, put
 from tests.support.memory_store import MemoryStore
 from tests.support.read_uploads import read_uploads
+from tests.support.ruled_store import RuledStore
 from tests.support.waiting import wait_until
 
 DEALS = """
@@ -36,6 +39,7 @@ create policy mine on deals using (owner = current_setting('request.jwt.claims',
 """
 STILL_THERE = "select count(*) from headwater_upload.dead_letters where state = 'parked' and payload is not null"
 ATTEMPTS = "select attempts from headwater_upload.dead_letters"
+LETTERS = "/api/headwater/v1/letters"
 LEDGER = "select count(*) from headwater_upload.taken"
 
 
@@ -605,3 +609,22 @@ def test_wrong_password_of_one_source_makes_only_its_writes_wait(
     assert deals.fetch("select id, tenant from deals") == [("1", "crm_app")], "it was written as the team's role"
     assert check_uploads(settings.others[0]) == ()
     deals.connection.close()
+
+
+def test_operators_name_letters_by_source(two: TwoSources, ruled: RuledStore) -> None:
+    uploads = two.uploads()
+    device = uploads.device()
+    device.parked(put("notes", "1", owner="ann", title=""))
+    device.parked(deal("1", title=""))
+    device.parked(deal("2", title=""))
+    with running_admin(AdminSettings((OPERATOR,), ruled.store.address, two.sources, upload=uploads.settings)) as admin:
+        first = admin.get(f"{LETTERS}", limit=2)
+        assert ([(each["id"], each["source"]) for each in first["letters"]], first["more"]) == (
+            [("default:1", "default"), ("crm:1", "crm")],
+            True,
+        )
+        assert [each["id"] for each in admin.get(LETTERS, after="crm:1")["letters"]] == ["crm:2"]
+        assert admin.refusal("GET", LETTERS, 404, params={"after": "nowhere:1"})["code"] == "HW_6202"
+        told = admin.post(f"{LETTERS}/discard", ids=["1", "nowhere:1", "2", "crm:1"])["results"]
+        assert [each["outcome"] for each in told] == ["failed", "failed", "discarded", "discarded"]
+        assert "default:1, crm:1" in told[0]["message"]

@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from headwater.api.admin.clients import CLIENTS
 from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.admin.routes import Administration
 from headwater.api.auth.claims import TrustedIssuer
@@ -166,7 +165,7 @@ class Endpoint:
     @property
     def answers(self) -> Answers:
         """What other processes of the endpoint may ask this one."""
-        return {CLIENTS: self._admin.own_clients} if self._admin else {}
+        return self._admin.answers if self._admin else {}
 
     def unknown_columns(self) -> Mapping[tuple[str, str, str], int]:
         """Columns in uploads that the source does not have, with how often they came. May be called in any thread."""
@@ -197,6 +196,8 @@ class Endpoint:
     async def running(self, _: Starlette) -> AsyncIterator[None]:
         await self._hub.start()
         self.settings.keys.start()
+        if self._admin:
+            self._admin.start()
         try:
             yield
         finally:

@@ -77,6 +77,7 @@ def build(
             from_file=config.sync_config is not None,
             limits=limits.requests,
             workers=together,
+            upload=config.upload,
         ),
         probes=config.probes,
         upload=upload_share(config.upload, workers),

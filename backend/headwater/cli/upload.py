@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from headwater.cli.options import config_options, examples, load
 from headwater.config import ConfigSource
+from headwater.source.upload.letter_name import Letter
 
 if TYPE_CHECKING:
-    from headwater.source.upload.letters import DeadLetter, DeadLetters
-
-    Letters = Mapping[str, DeadLetters]  # by source, and by "" where there is only one
+    from headwater.source.upload.all_letters import AllLetters
+    from headwater.source.upload.letters import DeadLetter
 
 Result = TypeVar("Result")
-
-
-class Letter(NamedTuple):
-    """A dead letter as an operator names it: its number, after its source if there are several."""
-
-    number: int
-    source: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.number}" if self.source else str(self.number)
 
 
 class _LetterType(click.ParamType):  # type: ignore[type-arg]  # of which older versions have none
@@ -36,10 +26,10 @@ class _LetterType(click.ParamType):  # type: ignore[type-arg]  # of which older 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Letter:
         if isinstance(value, Letter):
             return value
-        source, _, number = str(value).rpartition(":")
-        if not number.isdecimal() or len(number) > 18:
-            self.fail(f"{value!r} is not the number of a dead letter, such as 12 or crm:12", param, ctx)
-        return Letter(int(number), source)
+        try:
+            return Letter.named(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 LETTER = _LetterType()
@@ -59,7 +49,7 @@ def upload() -> None:
 def list_(configs: ConfigSource, as_json: bool, limit: int, after: Letter) -> None:
     """List the dead letters, oldest first: transactions that could not be applied, and why. Shows no values of rows,
     except those in messages of Postgres. With several sources, those of each one after the other."""
-    found = _with_letters(configs, lambda letters: _listed(letters, after, limit + 1))
+    found = _with_letters(configs, lambda letters: letters.after(after, limit + 1))
     if len(found) > limit:
         found = found[:limit]
         click.echo(f"more wait: see --after {found[-1][0]}", err=True)
@@ -80,7 +70,7 @@ def list_(configs: ConfigSource, as_json: bool, limit: int, after: Letter) -> No
 @config_options
 def show(configs: ConfigSource, letter: Letter) -> None:
     """Show dead letter LETTER with everything that the device sent, as JSON."""
-    name, found, crud = _with_letters(configs, lambda letters: _shown(letters, letter))
+    name, found, crud = _with_letters(configs, lambda letters: letters.one(letter))
     click.echo(json.dumps({**_facts(name, found), "crud": json.loads(crud)}, indent=2))
 
 
@@ -107,73 +97,32 @@ def discard(configs: ConfigSource, letters: tuple[Letter, ...]) -> None:
     _with_letters(configs, lambda waiting: _discard(waiting, letters))
 
 
-def _with_letters(configs: ConfigSource, work: Callable[[Letters], Awaitable[Result]]) -> Result:
-    """The result of `work` on the dead letters of each source."""
+def _with_letters(configs: ConfigSource, work: Callable[[AllLetters], Awaitable[Result]]) -> Result:
+    """The result of `work` on the dead letters of all sources."""
     import asyncio
 
-    from headwater.source.upload.letters import DeadLetters
-    from headwater.source.upload.routing import RoutedUploads
+    from headwater.source.upload.all_letters import UnclearLetterError, all_letters
 
     settings = load(configs, warn=False).uploads()
 
     async def run() -> Result:
-        routed = RoutedUploads(settings)
-        letters = {name if settings.targets else "": DeadLetters(settings, routed, name) for name in routed.by_source}
-        try:
+        async with all_letters(settings) as letters:
             return await work(letters)
-        finally:
-            await routed.close()
 
-    return asyncio.run(run())
-
-
-async def _meant(letters: Letters, letter: Letter) -> Letter:
-    """That letter with its source. A number alone will do where only one source has such a letter. Raises UsageError,
-    and HW_6123 when none has."""
-    from headwater.source.upload.letters import unknown_letter
-
-    if letter.source in letters:
-        return letter
-    if letter.source or "" in letters:
-        known = ", ".join(f"{name}:…" if name else "numbers" for name in letters)
-        raise click.UsageError(f"no source has the letter {letter}; here are: {known}")
-    pages = {name: await each.waiting(letter.number - 1, 1) for name, each in letters.items()}
-    found = [Letter(letter.number, name) for name, page in pages.items() if page and page[0].id == letter.number]
-    if len(found) > 1:
-        raise click.UsageError(f"several sources have a letter {letter}: name one of {', '.join(map(str, found))}")
-    if not found:
-        raise unknown_letter(letter.number)
-    return found[0]
+    try:
+        return asyncio.run(run())
+    except UnclearLetterError as error:
+        raise click.UsageError(f"{error.what}: {error.fix}") from None
 
 
-async def _shown(letters: Letters, letter: Letter) -> tuple[Letter, DeadLetter, str]:
-    meant = await _meant(letters, letter)
-    return meant, *await letters[meant.source].one(meant.number)
-
-
-async def _listed(letters: Letters, after: Letter, limit: int) -> list[tuple[Letter, DeadLetter]]:
-    """The first so many letters after that one."""
-    found: list[tuple[Letter, DeadLetter]] = []
-    sources = list(letters)
-    if after.number:
-        after = await _meant(letters, after)
-        sources = sources[sources.index(after.source) :]
-    for source in sources:
-        beyond = after.number if source == after.source else 0
-        if len(found) < limit:
-            page = await letters[source].waiting(beyond, limit - len(found))
-            found += [(Letter(letter.id, source), letter) for letter in page]
-    return found
-
-
-async def _retry(letters: Letters, named: Sequence[Letter] | None) -> int:
+async def _retry(letters: AllLetters, named: Sequence[Letter] | None) -> int:
     """Retry these dead letters, or all if None, each by itself. Returns the exit code: 1 when one is refused again."""
     from headwater.source.upload.errors import UploadRefusedError
 
     code = 0
-    async for letter in _named(letters, named):
+    async for letter in letters.named(named):
         try:
-            await letters[letter.source].retry(letter.number)
+            await letters.retry(letter)
             click.echo(f"{letter}: applied")
         except UploadRefusedError as refusal:
             click.echo(f"{letter}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
@@ -181,21 +130,9 @@ async def _retry(letters: Letters, named: Sequence[Letter] | None) -> int:
     return code
 
 
-async def _named(letters: Letters, named: Sequence[Letter] | None) -> AsyncIterator[Letter]:
-    """These, or all that wait if None, a page at a time."""
-    for letter in [await _meant(letters, each) for each in named or ()]:
-        yield letter
-    for source in letters if named is None else ():
-        last = 0
-        while page := await letters[source].waiting(last):
-            for each in page:
-                last = each.id
-                yield Letter(last, source)
-
-
-async def _discard(letters: Letters, named: Sequence[Letter]) -> None:
-    for letter in [await _meant(letters, each) for each in named]:
-        await letters[letter.source].discard(letter.number)
+async def _discard(letters: AllLetters, named: Sequence[Letter]) -> None:
+    async for letter in letters.named(named):
+        await letters.discard(letter)
         click.echo(f"{letter}: discarded")
 
 

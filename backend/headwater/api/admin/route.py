@@ -33,6 +33,7 @@ from headwater.api.studio.sessions import READING, Operators, ReadOnlyError
 from headwater.api.studio.tokens import AdminToken, Operator, Role
 from headwater.api.workers import Workers
 from headwater.source.connect import SourceSettings
+from headwater.source.upload.settings import UploadSettings
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.versions import NewerVersionError, NotProcessingError
 from headwater.storage.open import open_store
@@ -55,7 +56,7 @@ class InvalidAdminRequestError(ApiError):
 class AdminSettings:
     """Settings of the admin routes. With `port`, only that port serves them. `from_file` says that the service config
     names the sync config. `limits` are those of devices. `workers` are the processes of the
-    endpoint, if it has several."""
+    endpoint, if it has several. `upload` says where parked uploads are."""
 
     tokens: tuple[AdminToken, ...]
     storage: StoreAddress
@@ -64,6 +65,7 @@ class AdminSettings:
     from_file: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
     workers: Workers | None = None
+    upload: UploadSettings | None = None
 
     @contextmanager
     def store(self) -> Iterator[StoreWriter]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headwater.api.admin.changes import ChangeLog
-from headwater.api.admin.clients import ClientsHandler
+from headwater.api.admin.clients import CLIENTS, ClientsHandler
 from headwater.api.admin.completion import CompletionHandler
 from headwater.api.admin.openapi import document
 from headwater.api.admin.powersync import powersync_routes
@@ -29,11 +29,13 @@ from headwater.api.admin.route import (
     AdminThreads,
 )
 from headwater.api.admin.rules import ExplainHandler, RulesHandler
+from headwater.api.admin.service.routes import ServiceRoutes
 from headwater.api.admin.status import ProgressHandler, ProgressResponse, StatusHandler
 from headwater.api.admin.versions import VersionsHandler
 from headwater.api.admin.warm import WarmSchema
 from headwater.api.auth.keys import Unfetched
 from headwater.api.streams.stream import OpenStream
+from headwater.api.workers import Answers
 from headwater.storage.contract.reader import StoreReader
 
 OURS = "/api/headwater/v1"
@@ -58,6 +60,7 @@ class Administration:
         self._progress = ProgressHandler(status, self._threads)
         changes = ChangeLog(settings)
         self._warm = WarmSchema(settings.sources)
+        self._service = ServiceRoutes(settings, reader, lambda: len(connected()))
         versions, explain = VersionsHandler(settings), ExplainHandler(settings, reader)
         rules, completion = RulesHandler(settings, self._warm), CompletionHandler(settings, self._warm)
         self.routes = (
@@ -86,6 +89,7 @@ class Administration:
             AdminRoute("GET", f"{OURS}/client-schema", completion.client_schema, (NOTHING_SERVED,)),
             AdminRoute("GET", f"{OURS}/config-schema", completion.config_schema),
             AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True),
+            *self._service.routes(OURS),
             *powersync_routes(settings, reader),
         )
         mounted = [
@@ -99,9 +103,14 @@ class Administration:
         """Describe all admin routes, as an OpenAPI document."""
         return document(self.routes)
 
-    def own_clients(self) -> bytes:
-        """The devices of this process, as JSON for the other processes of the endpoint. May be called in any thread."""
-        return msgspec.json.encode(self._clients.own())
+    @property
+    def answers(self) -> Answers:
+        """What other processes of the endpoint may ask this one, in any thread."""
+        return {CLIENTS: lambda: msgspec.json.encode(self._clients.own()), **self._service.answers}
+
+    def start(self) -> None:
+        """Start to record figures."""
+        self._service.start()
 
     def begin_shutdown(self) -> None:
         """End the streams of events, which have no end of their own. Call it in the event loop."""
@@ -111,3 +120,4 @@ class Administration:
         self._threads.close()
         self._long.close()
         self._warm.close()
+        self._service.close()

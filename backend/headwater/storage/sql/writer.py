@@ -539,6 +539,12 @@ class StoreWriter(ABC):
             query = f"select {_REQUEST} from requests where source = ? and state in ('waiting', 'running') order by id"
             return [_request(row) for row in db.rows(query, source)]
 
+    def recent_requests(self, kind: str, limit: int) -> list[Request]:
+        """Requests of a kind, of all sources, newest first. Those that are over are kept for a day."""
+        with self._beside() as db:
+            query = f"select {_REQUEST} from requests where kind = ? order by id desc limit ?"
+            return [_request(row) for row in db.rows(query, kind, limit)]
+
     def update_request(
         self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
     ) -> None:
