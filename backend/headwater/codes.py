@@ -73,6 +73,7 @@ CODES = {
     "HW_2034": Code(_STOP, "The database is read-only (`default_transaction_read_only`); hosts set this when a disk is full.", "Free or add space, have the host reset it, or run the SQL in the message."),
     "HW_2035": Code(_STOP, "A parent table is in the sync config and its inheritance children are not: only its own rows reach devices.", "Name the children too, if their rows are to be synced."),
     "HW_2036": Code(_STOP, "Tables are published without a key, so Postgres refuses updates and deletes on them.", "Take them out of the publication, or give each a primary key or `REPLICA IDENTITY FULL`."),
+    "HW_2037": Code(_STOP, "The source's clock is behind the time that rules have seen, from before it was set back or from another server. Time windows stand still until it has caught up.", "Correct the clock of the source's server. If it was ahead before, wait, or write the condition without the clock meanwhile."),
     "HW_2040": Code(_STOP, "The slot that the store followed is gone or lost.", "Start Headwater: it creates a new slot and compares every table. Nothing is lost."),
     "HW_2045": Code(_STOP, "The sampling audit cannot compare a table with the source.", "Run `headwater audit` from time to time, which reads the whole table."),
     "HW_2201": Code(_STOP, "The slot cannot be created or used.", "Correct what the message names."),

@@ -144,6 +144,20 @@ def test_a_clock_that_is_set_back_brings_nothing_back(following: Following) -> N
     assert following.synced() == []
 
 
+def test_a_time_that_is_far_ahead_is_told(following: Following, caplog: pytest.LogCaptureFixture) -> None:
+    following.change(*days(0))
+    following.pass_time(9 * DAY)
+    following.now = 9 * DAY - 1_000_000  # as of another machine
+    following.begin(WINDOW)
+    assert "HW_2037" not in caplog.text
+    following.now = 2 * DAY
+    following.begin("at IS NOT NULL")
+    assert "HW_2037" not in caplog.text
+    following.begin(WINDOW)
+    assert "HW_2037" in caplog.text
+    assert "until 1970-01-10 00:00:00 UTC" in caplog.text
+
+
 def test_rules_without_time_keep_none(following: Following) -> None:
     following.begin("at IS NOT NULL")
     following.change(*days(0))

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import psycopg
 
+# The monotonic clock of Python stands still while the machine sleeps, on Linux and on macOS
+_UNSTOPPED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _NOW = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
 
 
@@ -17,9 +19,10 @@ def wall_clock() -> int:
 
 def source_clock(conn: psycopg.Connection) -> Callable[[], int]:
     """A clock that agrees with the server's as it is now, to half the time that asking it took, in microseconds since
-    1970. From here on it runs by itself: whoever sets this machine's clock does not move it. Raises psycopg.Error."""
-    before = time.monotonic_ns()
+    1970. From here on it runs by itself: whoever sets this machine's clock, or has it sleep, does not move it. Raises
+    psycopg.Error."""
+    before = time.clock_gettime_ns(_UNSTOPPED)
     row = conn.execute(_NOW).fetchone()
     assert row is not None
-    ahead = int(row[0]) - (before + time.monotonic_ns()) // 2_000
-    return lambda: time.monotonic_ns() // 1_000 + ahead
+    ahead = int(row[0]) - (before + time.clock_gettime_ns(_UNSTOPPED)) // 2_000
+    return lambda: time.clock_gettime_ns(_UNSTOPPED) // 1_000 + ahead

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 
+from headwater.errors import HeadwaterError
 from headwater.replication.stream.registry import TableRegistry
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.store import Lease
@@ -15,6 +18,11 @@ LOOK_AGAIN = 1_000_000
 
 NEVER = 1 << 62
 """After all times."""
+
+_AHEAD = 60_000_000
+"""Microseconds by which clocks of servers may differ without a word."""
+
+_log = logging.getLogger(__name__)
 
 
 class FlushTime:
@@ -36,6 +44,8 @@ class FlushTime:
         self._left_over = [table.id for table in tables.tables.values() if not table.bound.has_clock]
         if self._is_read:
             self.now = max(self.now, self._store.tick(self._source))
+            if self.now - self._clock() > _AHEAD:
+                _log.warning("%s", _stands_still(self._source, self.now))
 
     def begin(self, flush: Flush) -> None:
         """Give a new flush its time."""
@@ -73,3 +83,9 @@ class FlushTime:
     def more_due(self) -> None:
         """Not all rows were evaluated that are due."""
         self._look_at = 0
+
+
+def _stands_still(source: str, until: int) -> HeadwaterError:
+    last = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until / 1_000_000))
+    what = f"the source's clock is behind the time that rules have seen: time windows stand still until {last}"
+    return HeadwaterError(what, source, "correct the clock of the source's server", code="HW_2037")
