@@ -232,6 +232,7 @@ CODES = {
     "HW_8109": Code(_REJECT, "The rows of a preview are too large for one answer.", "Ask for fewer rows."),
     "HW_8110": Code(_STOP, "The store's disk is almost full; the store stops taking changes when it is full.", "Free space, or set `storage.path` to another disk."),
     "HW_8111": Code(_STOP, "The store's directory is not writable.", "Give the service's user the right to write, or set `storage.path`."),
+    "HW_8112": Code(_REJECT, "A client gets too many rows to compare in one answer.", "Compare another client, or one with fewer subscriptions."),
     "HW_8201": Code(_STOP, "The replicator could not do what was requested.", "See the message."),
     "HW_8202": Code(_STOP, "The transaction to skip is not given correctly.", "Copy its LSN from the log or the status."),
     "HW_8203": Code(_STOP, "There is nothing to move: the source is followed in that database already, or was never followed.", "Name the database to move to with `--to`."),

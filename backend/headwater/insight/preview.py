@@ -83,7 +83,7 @@ def preview(
         streams,
         {key: tuple(map(Raw, outputs)) for key, outputs in lookups.answers.items()},
         tuple(current.missing(plan)),
-        (*_request_warnings(plan, request), *_failures(resolution, request), *current.notes),
+        (*request_notes(plan, request, resolution), *current.notes),
     )
 
 
@@ -135,13 +135,30 @@ def _reasons(bucket: ResolvedBucket, request: SyncRequest, resolution: Resolutio
 # warnings about the request
 
 
+def request_notes(plan: SyncPlan, request: SyncRequest, resolution: Resolution) -> tuple[str, ...]:
+    """What is odd about a request under a plan, and why streams give nothing."""
+    return (*_request_warnings(plan, request), *_failures(resolution, request))
+
+
+def request_failures(plan: SyncPlan, request: SyncRequest, resolution: Resolution) -> tuple[str, ...]:
+    """Why a request gets nothing of a stream that it asks for."""
+    return (*_unknown_streams(plan, request), *_failures(resolution, request))
+
+
+def _unknown_streams(plan: SyncPlan, request: SyncRequest) -> Iterator[str]:
+    known = [stream.name for stream in plan.streams]
+    for subscription in request.subscriptions:
+        if subscription.stream not in known:
+            hint = did_you_mean(subscription.stream, known)
+            yield f"the rules have no stream {subscription.stream}{f'; {hint}' if hint else ''}"
+
+
 def _request_warnings(plan: SyncPlan, request: SyncRequest) -> Iterator[str]:
+    yield from _unknown_streams(plan, request)
     streams = {stream.name: stream for stream in plan.streams}
     for subscription in request.subscriptions:
         stream = streams.get(subscription.stream)
         if stream is None:
-            hint = did_you_mean(subscription.stream, streams)
-            yield f"the rules have no stream {subscription.stream}{f'; {hint}' if hint else ''}"
             continue
         given = set(subscription.parameters or ())
         for name in _unused(given, [stream], RequestInput.SUBSCRIPTION):

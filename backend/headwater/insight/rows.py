@@ -151,15 +151,22 @@ class CurrentRows:
 
     def results(self, plan: SyncPlan, pages: Pages, page_done: Callable[[], None]) -> Iterator[tuple[str, RowResult]]:
         """Row id and result of every row of the pages. The rows of one page are read at the same moment."""
+        for row_id, (result,) in self.results_by((plan,), pages, page_done):
+            yield row_id, result
+
+    def results_by(
+        self, plans: Sequence[SyncPlan], pages: Pages, page_done: Callable[[], None]
+    ) -> Iterator[tuple[str, Sequence[RowResult]]]:
+        """The same by several plans, all of which read the table: each row is read once."""
         if pages.table.resync:
             self._note(f"{self.title(pages.table)} is being compared with the source: some of its rows may be missing")
-        layouts = self._layouts(plan, pages.table)
+        layouts = [self._layouts(plan, pages.table) for plan in plans]
         for first, end in pages.ranges:
             for batch in open_store(self.store.address).read_rows(pages.table.id, first, end):
                 self.check()
                 for _, row in batch:
                     if not is_stub(row.line):
-                        yield row.row_id, layouts.evaluate(row.layout, row.line, row.row_id)
+                        yield row.row_id, [each.evaluate(row.layout, row.line, row.row_id) for each in layouts]
             page_done()
 
     def source_row(self, plan: SyncPlan, table: StoredTable, row: CurrentRow) -> SourceRow:

@@ -31,6 +31,7 @@ from headwater.api.admin.route import (
 from headwater.api.admin.rules import ExplainHandler, RulesHandler
 from headwater.api.admin.service.routes import ServiceRoutes
 from headwater.api.admin.status import ProgressHandler, ProgressResponse, StatusHandler
+from headwater.api.admin.trial import TrialHandler
 from headwater.api.admin.versions import VersionsHandler
 from headwater.api.admin.warm import WarmSchema
 from headwater.api.auth.keys import Unfetched
@@ -58,7 +59,7 @@ class Administration:
         self._clients = clients = ClientsHandler(settings, reader, connected)
         status = StatusHandler(settings, reader, unfetched)
         self._progress = ProgressHandler(status, self._threads)
-        changes = ChangeLog(settings)
+        changes, trial = ChangeLog(settings), TrialHandler(settings, clients.clients)
         self._warm = WarmSchema(settings.sources)
         self._service = ServiceRoutes(settings, reader, lambda: len(connected()))
         versions, explain = VersionsHandler(settings), ExplainHandler(settings, reader)
@@ -83,6 +84,12 @@ class Administration:
             AdminRoute("POST", f"{OURS}/deploy/cancel", versions.cancel, (NOT_FOUND, NOT_PROCESSING)),
             AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND, NEWER_VERSION)),
             AdminRoute("GET", f"{OURS}/changes", changes.changes),
+            AdminRoute("POST", f"{OURS}/cost", trial.cost, (INVALID_RULES, *_LONG), reads=True),
+            AdminRoute("GET", f"{OURS}/cases", trial.cases),
+            AdminRoute("POST", f"{OURS}/cases", trial.store_case),
+            AdminRoute("POST", f"{OURS}/cases/delete", trial.delete_case, (NOT_FOUND,)),
+            AdminRoute("POST", f"{OURS}/cases/run", trial.run_cases, (INVALID_RULES, NOT_FOUND, *_LONG), reads=True),
+            AdminRoute("POST", f"{OURS}/compare", trial.compare, (INVALID_RULES, NOT_FOUND, *_LONG), reads=True),
             AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG), reads=True),
             AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, NOT_FOUND, *_LONG), reads=True),
             AdminRoute("GET", f"{OURS}/completion", completion.completion),

@@ -105,7 +105,7 @@ class ExplainHandler:
         deadline = Deadline("headwater explain row")
         client = request_of(request.client)
         with self._settings.store() as store:
-            current = _current(self._settings, store, request.sources, deadline)
+            current = current_rows(self._settings, store, request.sources, deadline)
             try:
                 return explain_row(self._reader, current, client, request.table, request.id, self._limits)
             except NothingServedYetError:
@@ -118,7 +118,7 @@ def _nothing() -> ApiError:
     )
 
 
-def _current(settings: AdminSettings, store: StoreWriter, names: Sequence[str], deadline: Deadline) -> CurrentRows:
+def current_rows(settings: AdminSettings, store: StoreWriter, names: Sequence[str], deadline: Deadline) -> CurrentRows:
     """The rows of all sources, or of those with these names. Raises HW_6202 for a name that none has."""
     settings.check_names(names)
     return CurrentRows(store, settings.sources, deadline.watch, names, check=deadline.check)
@@ -222,7 +222,7 @@ class RulesHandler:
         with self._settings.store() as store:
             served = in_state(store, VersionState.ACTIVE)
             found = diff_with_rows(
-                _current(self._settings, store, request.sources, deadline),
+                current_rows(self._settings, store, request.sources, deadline),
                 new,
                 NO_RULES if served is None else compiled(served.yaml).plan,
                 file=_FILE,
@@ -240,7 +240,7 @@ class RulesHandler:
         with self._settings.store() as store, closing(open_store(self._settings.storage).open_reader()) as reader:
             try:
                 return preview(
-                    _current(self._settings, store, request.sources, deadline),
+                    current_rows(self._settings, store, request.sources, deadline),
                     reader,
                     plan,
                     request_of(request.client),
