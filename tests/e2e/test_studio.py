@@ -107,12 +107,86 @@ def test_editor_ends_a_stream(browser: Browser, service: Service, device_factory
     browser.wait_gone(part("devices", " tbody tr"))
 
 
+def write(page: Browser, line: int, text: str) -> None:
+    """Put a text in place of a line of the editor, as far as it is not indented."""
+    page.click(f".cm-line:nth-child({line})")
+    page.press("Home")
+    page.chord("Shift", "End")
+    page.keys(text)
+    page.press("Escape")  # what completes
+
+
+def test_wrong_rule_is_mended_deployed_and_rolled_back(
+    browser: Browser, service: Service, device_factory: DeviceFactory
+) -> None:
+    device = connected(service, device_factory, "u1")
+    enter(browser, service)
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    assert browser.attributes(part("deploy"), "disabled") == [""], "nothing is changed yet"
+    write(browser, 5, "query: SELECT * FROM note WHERE owner = request.user_id() OR body = 'salt'")
+    browser.wait_for(".cm-lintRange-error", "request.user_id()")
+    assert browser.attributes(part("deploy"), "disabled") == [""]
+    browser.click(part("fix"))
+    browser.wait_for(".cm-lintRange-error", "note")
+    browser.chord("Control", ".")
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    mended = "query: SELECT * FROM notes WHERE owner = auth.user_id() OR body = 'salt'"
+    browser.wait_for(".cm-line:nth-child(5)", mended)
+
+    browser.click(part("deploy"))
+    browser.wait_for(part("difference"))
+    browser.click(part("deploy-now"))
+    device.wait_for("select id from notes order by id", [{"id": "n1"}, {"id": "n2"}, {"id": "n3"}])
+    browser.wait_gone(part("edited"))
+    browser.wait_for(".cm-line:nth-child(5)", mended)
+
+    browser.click(part("history"))
+    browser.click(part("roll-back"))
+    browser.click(part("confirm-yes"))
+    device.wait_for("select id from notes order by id", [{"id": "n1"}, {"id": "n2"}])
+
+
+def test_draft_outlives_reload_and_session(browser: Browser, service: Service) -> None:
+    enter(browser, service)
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    write(browser, 5, "query: SELECT 'my draft'")
+    browser.wait_for(part("edited"))
+    browser.reload()
+    browser.wait_for(".cm-line:nth-child(5)", "query: SELECT 'my draft'")
+    browser.click(part("sign-out"))
+    enter(browser, service)
+    browser.wait_for(".cm-line:nth-child(5)", "query: SELECT 'my draft'")
+    browser.click(part("throw-away"))
+    browser.wait_gone(part("edited"))
+    browser.wait_gone(".cm-line:nth-child(5)", "query: SELECT 'my draft'")
+
+
+def test_completes_and_explains(browser: Browser, service: Service) -> None:
+    enter(browser, service)
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    write(browser, 5, "query: SELECT * FROM notes WHERE own")
+    browser.keys("e")
+    browser.wait_for(".cm-completionLabel", "owner")
+    browser.press("Enter")
+    browser.keys(" = auth.u")
+    browser.wait_for(".cm-completionLabel", "auth.user_id()")
+    browser.press("Enter")
+    browser.wait_for(".cm-line:nth-child(5)", "query: SELECT * FROM notes WHERE owner = auth.user_id()")
+
+
 def test_viewer_sees_nothing_that_changes(browser: Browser, service: Service, device_factory: DeviceFactory) -> None:
     connected(service, device_factory, "u1")
     enter(browser, service, VIEW, at="users")
     browser.wait_for(part("devices", " tbody tr"))
     assert browser.texts(part("devices", " button")) == ["u1"]
     assert browser.texts(part("who", " .role")) == ["reads only"]
+    browser.click("nav a[href='#/rules']")
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    write(browser, 5, "query: SELECT * FROM notes")
+    browser.wait_for(part("edited"))
+    browser.click(part("history"))
+    browser.wait_for(part("history-dialog", " tbody tr"))
+    assert browser.texts(f"{part('deploy')}, {part('roll-back')}, {part('keep-case')}") == []
 
 
 def test_texts_of_the_database_stay_texts(
@@ -132,8 +206,12 @@ streams:
 """
     service = serve(deploy(yaml).start(), api={"workers": 1, "tokens": TOKENS})
     device_factory(service.endpoint, service.token(HOSTILE), SCHEMA).connect()
-    enter(browser, service, at="service", name=HOSTILE)
+    enter(browser, service, name=HOSTILE)
     browser.wait_for(part("who"), HOSTILE)
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    write(browser, 6, f"query: 'SELECT * FROM \"{HOSTILE[:-1]}'")
+    browser.wait_for(part("findings", "[data-valid=false]"))
+    browser.click("nav a[href='#/service']")
     browser.wait_for(part("tables", " td:first-child"), HOSTILE)
     browser.click("nav a[href='#/users']")
     browser.wait_for(part("devices", " tbody button.link"), HOSTILE)
@@ -164,6 +242,20 @@ def test_axe_finds_nothing(browser: Browser, service: Service, device_factory: D
     browser.press("Enter")
     browser.wait_for(part("user-summary"))
     found["users"] = browser.findings()
+    browser.click("nav a[href='#/rules']")
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    write(browser, 5, "query: SELECT * FROM note")
+    browser.wait_for(".cm-lintRange-error")
+    found["rules"] = browser.findings()
+    browser.click(part("fix"))
+    browser.click(part("deploy", ":enabled"))
+    browser.wait_for(part("difference"))
+    found["deploy"] = browser.findings()
+    browser.press("Escape")
+    browser.click(part("history"))
+    browser.click(part("history-dialog", " tbody button"))
+    browser.wait_for(part("difference"))
+    found["history"] = browser.findings()
     assert {name: findings for name, findings in found.items() if findings} == {}
 
 
@@ -178,4 +270,7 @@ def test_phone_does_not_scroll_sideways(browser: Browser, service: Service, devi
     browser.type(part("client-user"), "u1")
     browser.press("Enter")
     browser.wait_for(part("user-summary"))
+    assert browser.overflow() <= 0
+    browser.click("nav a[href='#/rules']")
+    browser.wait_for(part("findings", "[data-valid=true]"))
     assert browser.overflow() <= 0

@@ -59,6 +59,14 @@ class Browser:
         """Press one key, such as `Enter` or `Tab`."""
         self._call("press", DEADLINE, key=key)
 
+    def keys(self, text: str) -> None:
+        """Type where the focus is."""
+        self._call("keys", DEADLINE, text=text)
+
+    def chord(self, held: str, key: str) -> None:
+        """Press a key while another one is held, such as `Shift`."""
+        self._call("press", DEADLINE, key=key, held=held)
+
     def focused(self) -> str | None:
         """The `data-testid` of the element that has the focus."""
         answer = self._call("focused", DEADLINE)

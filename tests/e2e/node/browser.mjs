@@ -30,7 +30,12 @@ serve(
     resize: ({ width, height }) => page.setViewport({ width, height }),
 
     click: ({ selector, timeout_ms }) => page.locator(selector).setTimeout(timeout_ms).click(),
-    press: ({ key }) => page.keyboard.press(key),
+    keys: ({ text }) => page.keyboard.type(text),
+    press: async ({ key, held = null }) => {
+      if (held) await page.keyboard.down(held);
+      await page.keyboard.press(key);
+      if (held) await page.keyboard.up(held);
+    },
     // As a person does: what comes in may move the field away under the click, who then clicks again.
     type: async ({ selector, text, timeout_ms }) => {
       const isFocused = (selector) => document.activeElement?.matches(selector) ?? false;

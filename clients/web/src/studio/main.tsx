@@ -10,6 +10,7 @@ import { SignIn } from './signin';
 import './style.css';
 
 const PAGES = [
+  { name: 'rules', title: 'Rules', Page: lazy(() => import('./rules/page')) },
   { name: 'users', title: 'Users and rows', Page: lazy(() => import('./users/page')) },
   { name: 'service', title: 'Service', Page: lazy(() => import('./service/page')) }
 ];

@@ -191,8 +191,8 @@ export function Dialog(props: { title: string; close: () => void; wide?: boolean
     <dialog ref={element} class={props.wide ? 'wide' : ''} aria-labelledby={id} onClose={props.close} data-testid={props.testid}>
       <header>
         <h2 id={id}>{props.title}</h2>
-        <button type="button" class="quiet" aria-label="Close" onClick={() => element.current?.close()}>
-          ✕
+        <button type="button" class="quiet" onClick={() => element.current?.close()}>
+          Close
         </button>
       </header>
       {props.children}
