@@ -94,6 +94,25 @@ def test_written_files_work(source_db: SourceDb, tmp_path: Path) -> None:
         assert headwater_here(*arguments, cwd=tmp_path).code == 0
 
 
+def test_table_with_a_dot_of_a_tagged_database(new_source_db: Callable[[], SourceDb], tmp_path: Path) -> None:
+    app, crm = new_source_db(), new_source_db()
+    app.execute("create table users (id uuid primary key)")
+    crm.execute('create table "deals.old" (id uuid primary key, user_id uuid)')
+    done = headwater_here("init", "-y", "--sdk", "none", "--uri", app.uri, "--uri", f"crm={crm.uri}", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert 'FROM crm.public."deals.old"' in (tmp_path / "sync.yaml").read_text()
+    checked_here = headwater_here("rules", "check", "sync.yaml", "--schema", cwd=tmp_path)
+    assert checked_here.code == 0, checked_here.err
+
+
+def test_one_database_under_two_tags_is_refused(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table users (id uuid primary key)")
+    done = headwater_here("init", "-y", "--uri", source_db.uri, "--uri", f"crm={source_db.uri}", cwd=tmp_path)
+    assert done.code == 2
+    assert "crm is the database that default is" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_several_databases(new_source_db: Callable[[], SourceDb], roles: Callable[[str], None], tmp_path: Path) -> None:
     app, crm = new_source_db(), new_source_db()
     app.execute(

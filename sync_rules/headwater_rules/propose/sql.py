@@ -41,10 +41,9 @@ def identifier(name: str) -> str:
 
 def table_name(table: OutlinedTable) -> str:
     """A table as the rules name it: with its schema unless that is `public`, and with the tag of its database."""
-    name = sql_name(table)
     if not table.tag:
-        return name
-    return f"{identifier(table.tag)}.{name if '.' in name else f'public.{name}'}"
+        return sql_name(table)
+    return ".".join(map(identifier, table.place))
 
 
 def sql_name(table: OutlinedTable) -> str:

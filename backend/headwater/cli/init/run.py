@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from ipaddress import ip_address
 from itertools import chain
@@ -152,6 +152,7 @@ def run(
             raise click.UsageError("give the database as --uri or HEADWATER_SOURCE_URI")
         uris = [click.prompt("Database to sync, as postgresql://user:password@host:5432/database", type=str)]
     sources = {source_at(uri, ask=ask, tag=tag): uri for tag, uri in _tagged(uris)}
+    _refuse_twice(sources)
     tables = {source: read_outline(source) for source in sources}
     every = tuple(chain.from_iterable(tables.values()))
     where = ", ".join(source.address for source in sources)
@@ -209,6 +210,18 @@ def _tagged(uris: Sequence[str]) -> Iterator[tuple[str | None, str]]:
             )
         seen.add(called)
         yield tag, uri
+
+
+def _refuse_twice(sources: Iterable[SourceSettings]) -> None:
+    """Raise UsageError where a database is given twice, which can be followed only once."""
+    names: dict[str, str] = {}
+    for source in sources:
+        first = names.setdefault(source.address, source.name)
+        if first != source.name:
+            raise click.UsageError(
+                f"{source.name} is the database that {first} is ({source.address}): give it once, rules may read all"
+                " of its tables"
+            )
 
 
 def _print_found(tables: Sequence[OutlinedTable], where: str, proposal: Proposal, *, named: bool) -> None:
