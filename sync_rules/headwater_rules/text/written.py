@@ -147,7 +147,7 @@ class SqlText:
         if not self.sql:
             return span_in(self.document, self.start, self.end)
         last = max((len(self.sql) if end is None else end) - 1, start)
-        return span_in(self.document, self._offset(start), self._offset(last) + 1)
+        return span_in(self.document, self._offset(start), self._behind(self._offset(last)))
 
     def span_of(self, node: exp.Expr) -> Span:
         """The span of a node, or of its nearest ancestor with a position."""
@@ -187,6 +187,13 @@ class SqlText:
         while missing > 0 and (bracket := _CLOSING.match(self.sql, end)):
             missing, end = missing - 1, bracket.end()
         return start, end
+
+    def _behind(self, offset: int) -> int:
+        """Where a character ends that may be escaped in the file."""
+        style, character = self.document[self.start : self.start + 1], self.document[offset : offset + 1]
+        if style == '"' and character == "\\":
+            return escape_at(self.document, offset, self.end)[1]
+        return offset + (2 if style == character == "'" else 1)
 
     def _offset(self, position: int) -> int:
         offsets = self.written.offsets

@@ -228,6 +228,19 @@ def test_an_edit_is_written_as_its_yaml_needs(start: str, end: str, written: str
     compile_config(found.edit.applied())
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("mistake", [each for each in MISTAKES if "|\n      " in each.text], ids=lambda each: each.name)
+def test_an_edit_at_an_escaped_quote_replaces_all_of_it(mistake: Mistake, quote: str) -> None:
+    head, _, query = mistake.text.partition("|\n      ")
+    query = query.rstrip("\n").replace("\\", "\\\\")
+    query = query.replace("'", "''") if quote == "'" else query.replace('"', '\\"')
+    found = [each for each in findings_in(f"{head}{quote}{query}{quote}\n", None, advise=True)
+             if each.code is mistake.code]  # fmt: skip
+    assert (found[0].edit is None) == (mistake.fix is None)
+    if found[0].edit is not None:
+        compile_config(found[0].edit.applied())
+
+
 SCHEMA = SourceSchema((
     SourceTable("default", "public", "tasks", (
         SourceColumn("id", "uuid", ValueKind.TEXT), SourceColumn("title", "text", ValueKind.TEXT),
