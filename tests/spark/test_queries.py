@@ -24,6 +24,7 @@ from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.query import SparkResult
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.computed import RefreshState
+from headwater.source.rows.query import ComputedTableError
 from headwater_rules.plan import ComputedTable, Refresh
 from tests.support.command import Outcome, Run, headwater
 from tests.support.computed_truth import refresh_state, shown
@@ -151,6 +152,15 @@ def test_two_results_at_once_are_of_files_of_their_own_time(spark: Spark, lake: 
         assert late.version != early.version
         assert [line for batch in late.lines(relation, 1) for line in batch] == ["7\t70"]
         assert sum(len(batch) for batch in rows) == 999
+
+
+def test_file_that_is_gone_is_named_by_what_spark_met(spark: Spark, lake: Path) -> None:
+    with closing(result_of(spark, f"SELECT id, n FROM parquet.`{lake}`")) as result:
+        relation = result.open().relation
+        (lake / "part-0.parquet").unlink()
+        with pytest.raises(ComputedTableError) as caught:
+            list(result.lines(relation, 1))
+    assert caught.value.what == "Spark refuses the query: FileNotFoundException"
 
 
 def result_of(spark: Spark, query: str) -> SparkResult:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column as SparkColumn
@@ -180,10 +180,20 @@ class SparkResult:
 def _refused(table: ComputedTable, error: PySparkException | Py4JError) -> ComputedTableError:
     """What is wrong with the query. A message about a value quotes it: of those, only Spark's name of the error."""
     condition = error.getCondition() if isinstance(error, PySparkException) else None
-    said = condition or type(error).__name__
+    said = condition or (_cause(error) if isinstance(error, Py4JJavaError) else type(error).__name__)
     if type(error).__name__ in {"AnalysisException", "ParseException"}:
         said = next((line for line in str(error).splitlines() if line.strip()), said)
     return fault(table, f"Spark refuses the query: {said}", "correct the query, or what it reads", "HW_2701")
+
+
+def _cause(error: Py4JJavaError) -> str:
+    """The name of the exception that an exception of the JVM began with."""
+    cause = error.java_exception
+    with suppress(Py4JError):  # the JVM may be gone
+        while (deeper := cause.getCause()) is not None:
+            cause = deeper
+        return str(cause.getClass().getSimpleName())
+    return type(error).__name__
 
 
 def _unpersist(rows: DataFrame) -> None:
