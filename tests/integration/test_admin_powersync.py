@@ -416,3 +416,24 @@ def test_execute_sql_times_out(readable: AdminEndpoint, source_db: SourceDb, mon
     with psycopg.connect(source_db.dsn) as holder:
         holder.execute("lock table notes")
         assert "timeout" in sql(readable, "select * from notes")["error"]
+
+
+UNKNOWN = {
+    "in the list": ("SELECT id, ownr FROM notes", "ownr"),
+    "in a condition": ("SELECT * FROM notes WHERE ownr = auth.user_id()", "ownr"),
+    "of an alias": ("SELECT n.ownr FROM notes AS n", "ownr"),
+    "of a subquery": ("SELECT * FROM notes WHERE id IN (SELECT nid FROM owners WHERE u = auth.user_id())", "nid"),
+    "in a function": ("SELECT id, upper(ownr) AS o FROM notes", "ownr"),
+}
+
+
+@pytest.mark.parametrize("query", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another error"])
+def test_unknown_columns_have_a_place(admin: AdminEndpoint, query: tuple[str, str], beside: bool) -> None:
+    text = f"config: {{edition: 3}}\nstreams:\n  one:\n    query: {query[0]}\n"
+    if beside:
+        text += "  two:\n    query: SELECT * FROM notes WHERE owner = auth.user_di()\n"
+    told = admin.post(f"{ADMIN}/validate", sync_rules=text)["errors"]
+    places = [text[each["location"]["start_offset"] : each["location"]["end_offset"]] for each in told]
+    assert query[1] in {place.rpartition(".")[2] for place in places}
+    assert any("user_di" in place for place in places) is beside

@@ -264,12 +264,12 @@ class PowerSyncHandler:
     def validate(self, request: ValidateRulesRequest) -> RulesStatus:
         """Find everything that is wrong with a sync config and the tables that it names. Stores nothing."""
         sources = self._settings.sources or (self._settings.source,)
-        seen = look_at([(source, "") for source in sources])
+        findings, note = self._compared(request.sync_rules)
         try:
             compiled = compile_config(request.sync_rules)
-        except SyncConfigError as errors:
-            return RulesStatus((), tuple(rule_errors(errors.findings)))
-        findings, note = self._compared(request.sync_rules)
+        except SyncConfigError:  # what is wrong with its columns is said at once all the same
+            return RulesStatus((), tuple(rule_errors(findings)))
+        seen = look_at([(source, "") for source in sources])
         connections = tuple(
             ReplicationStatus(
                 each.settings.name,
@@ -342,8 +342,8 @@ class PowerSyncHandler:
             return tuple(ConnectionSlot(each.name, each.tag, slot_of(each, store)) for each in sources)
 
     def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
-        """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
-        read. What a table lacks to be replicated is among its own errors."""
+        """The findings in a sync config, compared with the source's tables, and a note if they can't be read. What a
+        table lacks to be replicated is among its own errors."""
         seen = see_schema(self._settings.sources, text)
         found = findings_in(text, seen.schema)
         return [each for each in found if each.code is not RuleCode.NOT_SENT], "" if seen.schema else seen.note
