@@ -17,6 +17,7 @@ from headwater.api.admin.route import BUSY, AdminSettings, AdminThreads
 from headwater.api.admin.versions import VersionResponse, version_response
 from headwater.api.auth.keys import Unfetched
 from headwater.api.errors import ApiError
+from headwater.api.studio.tokens import Operator
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.replication.status import Compared, ReplicationState, SourceStatus, SourceStatuses
@@ -125,17 +126,20 @@ class ProgressHandler:
     def close(self) -> None:
         self._closing.set()
 
-    async def events(self) -> ProgressEvents:
+    async def events(self, operator: Operator) -> ProgressEvents:
         """Stream the progress of snapshots, comparisons and deploys as server-sent events."""
         if self._watchers >= MOST_WATCHERS:
             raise ApiError(f"{self._watchers} clients watch progress already", fix="close one", code=BUSY)
-        return ProgressEvents(self._follow(), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        return ProgressEvents(
+            self._follow(operator.until), headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
 
-    async def _follow(self) -> AsyncIterator[bytes]:
+    async def _follow(self, until: float | None) -> AsyncIterator[bytes]:
+        """The events, until the session ends that asks for them."""
         self._watchers += 1
         try:
             sent, sent_at = b"", time.monotonic()
-            while not self._closing.is_set():
+            while not self._closing.is_set() and (until is None or time.time() < until):
                 now = await self._look()
                 if now != sent:
                     sent, sent_at = now, time.monotonic()

@@ -116,7 +116,7 @@ class Operators:
                 require_own_page(headers)
                 if scope["method"] not in READING:
                     _require_csrf(headers, session)
-                return Operator(session.name, session.role)
+                return Operator(session.name, session.role, session.expires)
         fix = "send one of api.tokens as: Authorization: Token …"
         raise ApiError("Authorization failed", fix=fix, code=REFUSED)  # not which: missing or wrong
 

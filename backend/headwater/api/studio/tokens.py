@@ -27,7 +27,8 @@ class AdminToken:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who sent a request."""
+    """Who sent a request. `until` is when the session ends, in seconds since 1970; a token ends with the config."""
 
     name: str
     role: Role
+    until: float | None = None

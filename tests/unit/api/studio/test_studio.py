@@ -14,6 +14,7 @@ import pytest
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.studio import routes as studio
+from headwater.api.studio import sessions
 from headwater.api.studio.sessions import Operators
 from headwater.api.studio.tokens import AdminToken, Role
 from tests.support.fix_admin import NOWHERE, OPENAPI, OPERATOR, TOKEN, AdminEndpoint, running_admin
@@ -158,6 +159,15 @@ def test_expired_cookie(page: httpx.Client) -> None:
     page.cookies.set("headwater_studio", Operators((OPERATOR,), lambda: 1e9).sign_in(OPERATOR))
     assert code(page.get("/api/admin/v1/status")) == (401, "PSYNC_S2101")
     assert page.delete("/studio/session").status_code == 204
+
+
+def test_events_end_with_the_session(page: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SESSION_SECONDS", 2)
+    sign_in(page)
+    with page.stream("GET", "/api/headwater/v1/progress") as events:
+        assert events.status_code == 200
+        assert "data: " in "\n".join(events.iter_lines()), "and the lines have an end"
+    assert code(page.get("/api/headwater/v1/progress")) == (401, "PSYNC_S2101")
 
 
 def test_wrong_token_beside_a_session(page: httpx.Client) -> None:
