@@ -88,7 +88,7 @@ docs: install ## the docs as a site in dist/docs, with llms.txt
 	@.ci/docs
 
 lock: install ## the requirements.lock of service, Python client and docs anew (make lock ARGS=--upgrade for newer versions)
-	$(BIN)/uv pip compile pyproject.toml --extra spark --extra otel --extra embedded --group dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra spark --extra otel --extra mcp --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
 	$(BIN)/uv pip compile clients/python/pyproject.toml --all-extras --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file clients/python/requirements.lock

@@ -1,4 +1,5 @@
-"""Adds to a wheel what `headwater dev` shows: the built demo app and its sync config. A clone has them in its tree."""
+"""Adds to a wheel what `headwater dev` shows, the built demo app and its sync config, and the docs that `headwater mcp`
+searches. A clone has them in its tree."""
 
 from __future__ import annotations
 
@@ -18,5 +19,8 @@ class DemoFilesHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         if not Path(self.root, _APP, "index.html").is_file():
             raise FileNotFoundError(f"{_APP} is not built: run `make dist`, which builds it first")
+        pages = [str(page.relative_to(self.root)) for page in Path(self.root, "docs").glob("*.md")]
         wheel = {_APP: "headwater/dev/app", _RULES: "headwater/dev/demo.yaml"}
-        build_data["force_include"].update(wheel if self.target_name == "wheel" else {_APP: _APP})
+        wheel |= {page: f"headwater/{page}" for page in pages}
+        sdist = {each: each for each in (_APP, *pages)}
+        build_data["force_include"].update(wheel if self.target_name == "wheel" else sdist)

@@ -220,6 +220,8 @@ CODES = {
     "HW_8003": Code(_STOP, "The command does bulk work, but Spark is not installed.", "`pip install 'headwater[spark]'`."),
     "HW_8004": Code(_STOP, "Traces are configured, but their packages are not installed.", "`pip install 'headwater[otel]'`."),
     "HW_8005": Code(_STOP, "The command writes Parquet files, but pyarrow is not installed.", "`pip install 'headwater[lake]'`."),
+    "HW_8006": Code(_RETRY, "`headwater mcp` gets no answer from the admin API, or one of something else.", "Check `--url` and the token."),
+    "HW_8007": Code(_STOP, "The command serves assistants, but the package `mcp` is not installed.", "`pip install 'headwater[mcp]'`."),
     "HW_8015": Code(_REJECT, "The demo has no such user.", "Choose one of those listed.", 404),
     "HW_8016": Code(_REJECT, "A request to the demo has an invalid parameter.", "Correct it."),
     "HW_8101": Code(_STOP, "The store does not exist yet.", "Start the service once, or correct `storage`."),

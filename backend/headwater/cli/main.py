@@ -13,6 +13,7 @@ import click
 from headwater.cli.explain import explain
 from headwater.cli.init import init
 from headwater.cli.lake import lake
+from headwater.cli.mcp import mcp_
 from headwater.cli.options import (
     claim,
     config_options,
@@ -44,6 +45,8 @@ def missing_extra(error: Exception) -> HeadwaterError | None:
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _OF_SPARK:
         return HeadwaterError("this command needs Spark", package, how_to_add("spark"), code="HW_8003")
+    if package == "mcp":
+        return HeadwaterError("the Model Context Protocol is missing", package, how_to_add("mcp"), code="HW_8007")
     if package == "opentelemetry":
         fix = f"{how_to_add('otel')}; or set OTEL_SDK_DISABLED=true to send none"
         return HeadwaterError("traces are configured, and need OpenTelemetry", package, fix, code="HW_8004")
@@ -99,7 +102,7 @@ def cli() -> None:
     set_up_logging()
 
 
-for each in (explain, init, lake, migrate_, rules, source, store, teardown_, test_connection, upload):
+for each in (explain, init, lake, mcp_, migrate_, rules, source, store, teardown_, test_connection, upload):
     cli.add_command(each)
 
 
