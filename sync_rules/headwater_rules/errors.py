@@ -80,6 +80,10 @@ class RuleCode(StrEnum):
         "HW_R212",
         "Each request looks up all rows of a table, because an alternative of an OR leaves it out.",
     )
+    ONE_OF_SEVERAL = (
+        "HW_R214",
+        "A value of a joined row is used, and rows are joined by a column that may not be unique.",
+    )
     MISREAD = "HW_R213", "Valid SQL seems to mean something else, such as `= NULL` or a text in double quotes."
     NO_TABLE = "HW_R301", "The source has no such table."
     NO_COLUMN = "HW_R302", "The source's table has no such column."

@@ -99,6 +99,24 @@ NOW = "\x00now"
 """Input of a row expression: the time at which the row is evaluated, in microseconds since 1970 UTC. It is no
 `RowFunction`, since rules can't name it but in comparisons."""
 
+JOIN = "join"
+"""What names of lookups begin with that rows are evaluated with; no request reads them."""
+
+_JOINED = re.compile("\x00join:([0-9a-f]+):([0-9]+)")
+
+
+def joined_input(join: str, output: int) -> str:
+    """The input of a row expression for output number `output` of the row that the `RowJoin` with this name finds; of a
+    join without outputs, output 0 is 1 where there is a row. Null where there is none."""
+    return f"\x00join:{join}:{output}"
+
+
+def joined_output(name: str) -> tuple[str, int] | None:
+    """The join and output that an input means; None for other inputs."""
+    found = _JOINED.fullmatch(name)
+    return (found[1], int(found[2])) if found else None
+
+
 _ELEMENT = re.compile("\x00(value|key):([0-9]+)")
 
 
@@ -191,6 +209,20 @@ class LookupDefinition:
     def exprs(self) -> tuple[Expr, ...]:
         """All expressions that determine its entries."""
         return (*self.filters, *self.each, *self.keys, *self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class RowJoin:
+    """A row of another table that rows of a table are evaluated with, whoever asks for them: the one that `lookup`
+    gives for `keys`; of several the one with the least outputs. `index` is the name of the lookup that finds the rows
+    of this table by the same keys, so that they are evaluated again when the other row changes; without keys there is
+    none, and all are. Both lookups are also among those of the plan."""
+
+    name: str
+    table: TablePattern
+    keys: tuple[Expr, ...]
+    lookup: LookupDefinition
+    index: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +351,7 @@ class SyncPlan:
     streams: tuple[Stream, ...]
     options: ConversionOptions
     computed: tuple[ComputedTable, ...] = ()
+    joins: tuple[RowJoin, ...] = ()
 
     def tables(self) -> tuple[TablePattern, ...]:
         """Every table that the config reads, without duplicates, in the order of first use."""
@@ -350,6 +383,21 @@ class SyncPlan:
                 for position in used(variant):
                     found.setdefault(position, {})[stream.name] = stream
         return {position: tuple(streams.values()) for position, streams in found.items()}
+
+
+def joined_lookups(plan: SyncPlan, exprs: Iterable[Expr]) -> tuple[LookupDefinition, ...]:
+    """The lookups whose rows expressions over a row read, and those that these read."""
+    joins = {each.name: each for each in plan.joins}
+    found: dict[str, LookupDefinition] = {}
+    waiting = list(exprs)
+    while waiting:
+        for name in waiting.pop().inputs:
+            output = joined_output(name)
+            join = None if output is None else joins.get(output[0])
+            if join is not None and join.lookup.name not in found:
+                found[join.lookup.name] = join.lookup
+                waiting += join.lookup.exprs()
+    return tuple(found.values())
 
 
 NO_RULES = SyncPlan((), (), (), ConversionOptions())

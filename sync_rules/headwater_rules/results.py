@@ -40,7 +40,8 @@ class RowResult(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SourceRow:
     """One row as it stands in the source, and what it gives. `source` is its tag, or for a shard `tag/shard`; `now` is
-    the time at which it was evaluated, in microseconds since 1970, where rules read the clock."""
+    the time at which it was evaluated, in microseconds since 1970, where rules read the clock. `joined` is what joins
+    found for it: outputs of lookups by key."""
 
     schema: str
     table: str
@@ -49,6 +50,7 @@ class SourceRow:
     result: RowResult
     source: str = "default"
     now: int | None = None
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

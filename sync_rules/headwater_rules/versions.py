@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
-from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern, Variant
+from headwater_rules.plan import RequestStage, RowSource, Stage, Stream, SyncPlan, TablePattern, Variant, joined_lookups
 
 
 def definitions_of(plan: SyncPlan) -> dict[str, str]:
@@ -73,7 +73,7 @@ def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
 def readers_of(plan: SyncPlan, table: TablePattern) -> frozenset[object]:
     """All ways from a request to buckets that lead over rows of a table: as rows to send, or to decide by. Equal ways
     of two plans are the same ones."""
-    buckets = {bucket.name for bucket in plan.buckets if any(source.table == table for source in bucket.sources)}
+    buckets = {bucket.name for bucket in plan.buckets for source in bucket.sources if _reads(plan, source, table)}
     lookups = {lookup.name for lookup in plan.lookups if lookup.table == table}
     return frozenset(
         (plan.buckets[bucket].name, *_way(plan, variant))
@@ -82,6 +82,11 @@ def readers_of(plan: SyncPlan, table: TablePattern) -> frozenset[object]:
         for bucket in variant.buckets
         if plan.buckets[bucket].name in buckets or any(plan.lookups[each].name in lookups for each in variant.lookups())
     )
+
+
+def _reads(plan: SyncPlan, source: RowSource, table: TablePattern) -> bool:
+    joined = joined_lookups(plan, (*source.deciding(), *source.selected()))
+    return source.table == table or any(lookup.table == table for lookup in joined)
 
 
 class DefinitionKind(Enum):

@@ -6,17 +6,18 @@ own way; row sides that they share are evaluated once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from headwater.decode.copytext import split_line
 from headwater.decode.types import TypeCatalog, values_of
 from headwater.decode.values import converters, row_converter
+from headwater.decode.wire import DecodeError
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT
+from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT, is_stub
 from headwater.oplog.transform import (
     BucketMembership,
     PlainWrite,
@@ -27,7 +28,7 @@ from headwater.oplog.transform import (
     plain_write,
 )
 from headwater.storage.contract.parts import CurrentRow
-from headwater_rules.evaluate.rows import PlainEntry, RowProgram, TableProgram, bind_table
+from headwater_rules.evaluate.rows import JoinedRows, PlainEntry, RowProgram, TableProgram, bind_table
 from headwater_rules.plan import BucketDefinition, SyncPlan, Value, shard_of
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind
@@ -35,17 +36,22 @@ from headwater_rules.versions import check_names, definitions_of, without
 
 Cells = Sequence[str | None]
 
+ReadJoined = Callable[[Sequence[str]], JoinedRows]
+"""Reads the outputs of lookups by their keys, for rows that are evaluated with rows of other tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class BoundTable:
     """The plans in use, bound to one table. `definitions` are the names of the bucket definitions that get rows of it;
-    `has_clock` says whether the plans compare with the current time, so that rows are evaluated `at` one; `exclusive`
-    that no other table, of this source or another, has rows in these buckets. `closed` are the row sides that get none,
-    since the table lacks a column that decides."""
+    `has_clock` says whether the plans compare with the current time, so that rows are evaluated `at` one; `has_joins`
+    whether rows are evaluated with rows of other tables, so that it has to be `knowing` these; `exclusive` that no
+    other table, of this source or another, has rows in these buckets. `closed` are the row sides that get none, since
+    the table lacks a column that decides."""
 
     transform: TableTransform
     has_lookups: bool
     has_clock: bool
+    has_joins: bool
     definitions: tuple[str, ...]
     exclusive: bool
     closed: frozenset[str] = frozenset()
@@ -53,6 +59,22 @@ class BoundTable:
     def at(self, now: int) -> BoundTable:
         """The same at a time, in microseconds since 1970 UTC. Plans that don't depend on the time stay as they are."""
         return replace(self, transform=self.transform.at(now)) if self.has_clock else self
+
+    def knowing(self, read: ReadJoined, rows: Iterable[tuple[Cells, str]]) -> BoundTable:
+        """The same with the rows that joins find for these rows, each its cells and id. `read` may leave out keys: what
+        depends on these is not evaluated."""
+        if not self.has_joins:
+            return self
+        return self.joined_to(read(self.join_keys(rows)))
+
+    def join_keys(self, rows: Iterable[tuple[Cells, str]]) -> list[str]:
+        """The keys by which joins find other rows for these rows, each its cells and id."""
+        found = (key for cells, row_id in rows for key in self.transform.join_keys(cells, row_id))
+        return list(dict.fromkeys(found)) if self.has_joins else []
+
+    def joined_to(self, found: JoinedRows) -> BoundTable:
+        """The same with the rows that joins find."""
+        return replace(self, transform=self.transform.knowing(found)) if self.has_joins else self
 
     def memberships(self, cells: Cells, row_id: str) -> set[BucketMembership]:
         """Where the rules place a row with these cells."""
@@ -116,6 +138,7 @@ def bind(
         transform=_transform(parts, [bucket.name for bucket in buckets], relation, types, table_id, keys),
         has_lookups=any(part.bound.has_lookups for part in parts),
         has_clock=any(part.bound.has_clock for part in parts),
+        has_joins=any(part.bound.has_joins for part in parts),
         definitions=tuple(definition.name for definition in fed),
         exclusive=not shard_of(source)
         and all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
@@ -169,10 +192,11 @@ def bind_layouts(
 @dataclass(frozen=True, slots=True)
 class Times:
     """What stored rows are judged by whose buckets depend on the time: `now` is the time at which rows were evaluated
-    last, `flips` when each has to be again, by id. In microseconds since 1970."""
+    last, `flips` when each has to be again, by id, in microseconds since 1970. `joined` is what joins find."""
 
     now: int = 0
     flips: Mapping[str, int] = field(default_factory=dict)
+    joined: JoinedRows = field(default_factory=dict)
 
 
 def stands(bound: BoundTable | None, cells: Cells, row: CurrentRow, times: Times) -> bool:
@@ -180,6 +204,7 @@ def stands(bound: BoundTable | None, cells: Cells, row: CurrentRow, times: Times
     where that depends on the time, whether it is evaluated again before it changes. A row that is due is not judged: it
     is about to be evaluated."""
     there = set(decode_memberships(row.members, row.row_id))
+    bound = bound and bound.joined_to(times.joined)
     if bound is None or not bound.has_clock:
         return (set() if bound is None else bound.memberships(cells, row.row_id)) == there
     due = times.flips.get(row.row_id)
@@ -211,10 +236,31 @@ def in_right_buckets(
     return stands(bounds[row.layout], split_line(row.line, len(own.columns)), row, times)
 
 
-def has_right_lookups(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
+def join_keys(
+    layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], rows: Iterable[CurrentRow]
+) -> list[str]:
+    """The keys by which joins find other rows for stored rows, by their own layout and by the last. Rows that can't be
+    read are left out."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for number in {row.layout, len(layouts) - 1}:
+            bound = bounds[number]
+            if bound is None or not bound.has_joins or is_stub(row.line):
+                continue
+            try:
+                cells = current_cells(layouts[: number + 1], row)
+            except DecodeError:
+                continue
+            found |= dict.fromkeys(bound.join_keys([(cells, row.row_id)]))
+    return list(found)
+
+
+def has_right_lookups(
+    layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow, times: Times
+) -> bool:
     """Whether a row in an earlier layout has the same lookups by that layout as by the last one. Raises DecodeError
     when the row can't be read."""
-    now, own = bounds[-1], bounds[row.layout]
+    now, own = (bound and bound.joined_to(times.joined) for bound in (bounds[-1], bounds[row.layout]))
     if row.layout == len(layouts) - 1 or not any(bound is not None and bound.has_lookups for bound in (now, own)):
         return True
     cells = split_line(row.line, len(layouts[row.layout].columns))
@@ -285,5 +331,13 @@ class _Union:
                 flips.append(result.flip)
         return RowResult(puts, lookups, errors, min(flips, default=None))
 
-    def at(self, now: int) -> _Union:
+    def at(self, now: int) -> RowProgram:
         return _Union([replace(part, program=part.program.at(now)) for part in self.parts])
+
+    def join_keys(self, values: Sequence[Value], row_id: str) -> list[str]:
+        cells = cast("Cells", values)
+        parts = (part for part in self.parts if part.bound.has_joins)
+        return [key for part in parts for key in part.program.join_keys(part.convert(cells), row_id)]
+
+    def knowing(self, found: JoinedRows) -> RowProgram:
+        return _Union([replace(part, program=part.program.knowing(found)) for part in self.parts])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from headwater.oplog.keys import StoreKeys
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
+from headwater.storage.contract.parts import JoinedLookups
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -61,13 +62,15 @@ class GivenUpError(HeadwaterError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJob:
     """What every job has. `directory` is for progress files, on this machine. `now` is the time at which rows are
-    evaluated, in microseconds since 1970; 0 where no rule reads the clock."""
+    evaluated, in microseconds since 1970; 0 where no rule reads the clock. `joined` are the lookups of rows that others
+    are evaluated with."""
 
     types: TypeCatalog
     keys: StoreKeys
     store: StoreAddress
     directory: str
     now: int = 0
+    joined: JoinedLookups = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

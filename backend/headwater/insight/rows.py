@@ -6,7 +6,7 @@ about its own types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -23,11 +23,11 @@ from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog.published import load_types
 from headwater.source.clock import wall_clock
 from headwater.source.connect import SourceSettings, connect
-from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow, JoinedLookup
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
-from headwater_rules.evaluate.rows import TableProgram, bind_table
+from headwater_rules.evaluate.rows import JoinedRows, TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern, tag_of
 from headwater_rules.results import Put, RowResult, SourceRow
 from headwater_rules.versions import definitions_of, of_tag
@@ -36,6 +36,7 @@ _ANY_KEYS = StoreKeys(b"")  # for the length of what they make
 _FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
 _ID_BYTES = len('{"op_id":"1234567890123456",') + 1  # and the comma between two ops
 _CONNECT_SECONDS = 5
+_PAGE = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class CurrentRows:
     now: int = field(default_factory=wall_clock)
     _types: dict[str, TypeCatalog] = field(default_factory=dict)
     _asked: set[tuple[str, int]] = field(default_factory=set)
+    _joins: dict[tuple[str, SyncPlan], _Joins] = field(default_factory=dict)
 
     def tables(self, plan: SyncPlan) -> list[StoredTable]:
         """The stored tables that a plan reads, of the sources whose rows are told."""
@@ -164,6 +166,7 @@ class CurrentRows:
         for first, end in pages.ranges:
             for batch in open_store(self.store.address).read_rows(pages.table.id, first, end):
                 self.check()
+                layouts.prepare(row for _, row in batch)
                 for _, row in batch:
                     if not is_stub(row.line):
                         yield row.row_id, [each.evaluate(row.layout, row.line, row.row_id) for each in layouts]
@@ -175,7 +178,14 @@ class CurrentRows:
 
     def _layouts(self, plan: SyncPlan, table: StoredTable) -> _Layouts:
         now = max(self.now, self.store.tick(table.source)) if plan.reads_clock else None
-        return _Layouts(plan, table, self._types_of(table), now)
+        return _Layouts(plan, table, self._types_of(table), now, self._joined(plan, table.source))
+
+    def _joined(self, plan: SyncPlan, source: str) -> _Joins | None:
+        if not plan.joins:
+            return None
+        if (source, plan) not in self._joins:
+            self._joins[source, plan] = _Joins(self, plan, source)
+        return self._joins[source, plan]
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
         """The types of a table's columns; those defined in its source are loaded from it."""
@@ -205,30 +215,88 @@ def _reads(patterns: Sequence[TablePattern], table: StoredTable) -> bool:
     return any(pattern.matches(tag, relation.schema, relation.name) for pattern in patterns)
 
 
+class _Joins:
+    """What rows of a source are joined to under a plan."""
+
+    def __init__(self, rows: CurrentRows, plan: SyncPlan, source: str) -> None:
+        self._plan = plan
+        self._rows = rows
+        tables = rows.store.all_tables(source)
+        complete = rows.store.complete_definitions(source)
+        self._tables: dict[str, list[StoredTable]] = {}
+        self._stored: dict[str, JoinedLookup] = {}
+        self._lookups = {join.lookup.name: join.lookup for join in plan.joins}
+        for lookup in self._lookups.values():
+            self._tables[lookup.name] = own = [table for table in tables if _reads((lookup.table,), table)]
+            if complete.get(lookup.name) == lookup.digest:
+                self._stored[lookup.name] = JoinedLookup(tuple(table.id for table in own), alone=not lookup.outputs)
+        self._scanned: dict[str, dict[str, list[str]]] = {}
+
+    def read(self, keys: Sequence[str]) -> JoinedRows:
+        """What lookups give under keys. Keys of a table that the store does not have are left out."""
+        found = open_store(self._rows.store.address).read_joined(self._stored, keys)
+        for key in keys:
+            name = key.partition("[")[0]
+            if name not in self._stored and self._tables.get(name):
+                found[key] = self._scan(name).get(key, [])
+        return found
+
+    def _scan(self, name: str) -> dict[str, list[str]]:
+        if name not in self._scanned:
+            entries: dict[str, list[str]] = {}
+            plan = replace(self._plan, buckets=(), lookups=(self._lookups[name],), streams=())
+            for table in self._tables[name]:
+                for _, result in self._rows.results(plan, self._rows.pages(table, _PAGE), lambda: None):
+                    for key, output in result.lookups:
+                        entries.setdefault(key, []).append(output)
+            self._scanned[name] = entries
+        return self._scanned[name]
+
+
 class _Layouts:
     """A plan bound to the layouts in which rows of a table were written, each when first needed."""
 
-    def __init__(self, plan: SyncPlan, table: StoredTable, types: TypeCatalog, now: int | None) -> None:
+    def __init__(
+        self, plan: SyncPlan, table: StoredTable, types: TypeCatalog, now: int | None, joins: _Joins | None
+    ) -> None:
         self._plan = plan
         self._table = table
         self._types = types
         self._now = now
+        self._joins = joins
+        self._found: JoinedRows = {}
         self._bound: dict[int, tuple[int, RowConverter, TableProgram]] = {}
 
+    def prepare(self, rows: Iterable[CurrentRow]) -> None:
+        """Read what these rows, which are evaluated next, are joined to."""
+        if self._joins is None:
+            return
+        keys: dict[str, None] = {}
+        for row in rows:
+            if not is_stub(row.line):
+                width, convert, program = self._layout(row.layout)
+                keys |= dict.fromkeys(program.join_keys(convert(split_line(row.line, width)), row.row_id))
+        self._found = self._joins.read(list(keys))
+
     def evaluate(self, layout: int, line: str, row_id: str) -> RowResult:
+        width, convert, program = self._layout(layout)
+        return program.evaluate(convert(split_line(line, width)), row_id, self._now, self._found)
+
+    def _layout(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
         bound = self._bound.get(layout)
         if bound is None:
             bound = self._bound[layout] = self._bind(layout)
-        width, convert, program = bound
-        return program.evaluate(convert(split_line(line, width)), row_id, self._now)
+        return bound
 
     def source_row(self, row: CurrentRow) -> SourceRow:
         relation = self._table.layouts[row.layout]
-        width, convert, program = self._bound.get(row.layout) or self._bind(row.layout)
+        self.prepare([row])
+        width, convert, program = self._layout(row.layout)
         values = convert(split_line(row.line, width))
         columns = {column.name: value for column, value in zip(relation.columns, values, strict=True)}
-        result = program.evaluate(values, row.row_id, self._now)
-        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, self._table.source, self._now)
+        result = program.evaluate(values, row.row_id, self._now, self._found)
+        source, now, found = self._table.source, self._now, self._found
+        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, source, now, found)
 
     def _bind(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
         relation = self._table.layouts[layout]

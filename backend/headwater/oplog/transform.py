@@ -19,7 +19,7 @@ from headwater.oplog.limits import OP_LIMIT, SURELY_AN_OP
 from headwater.oplog.op import put_affixes, put_body, put_checksum, remove_body, type_json
 from headwater.oplog.row_id import row_subkey
 from headwater_rules.evaluate.naming import as_text, key_text
-from headwater_rules.evaluate.rows import PlainEntry, RowProgram
+from headwater_rules.evaluate.rows import JoinedRows, PlainEntry, RowProgram
 from headwater_rules.plan import Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 
@@ -242,6 +242,14 @@ class TableTransform:
     def at(self, now: int) -> TableTransform:
         """The same at a time, in microseconds since 1970 UTC."""
         return replace(self, program=self.program.at(now))
+
+    def knowing(self, found: JoinedRows) -> TableTransform:
+        """The same with the rows that joins find."""
+        return replace(self, program=self.program.knowing(found))
+
+    def join_keys(self, cells: Sequence[str | None], row_id: str) -> list[str]:
+        """The keys of lookups, by which joins find other rows of a row."""
+        return self.program.join_keys(self.convert(cells), row_id)
 
     def evaluate(self, cells: Sequence[str | None], row_id: str) -> RowResult:
         return self.program.evaluate(self.convert(cells), row_id)

@@ -11,7 +11,7 @@ Tasks run on executors. Nothing here imports pyspark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from headwater.bulk.bound_table import (
     current_cells,
     has_right_lookups,
     in_right_buckets,
+    join_keys,
 )
 from headwater.bulk.contract import CompareJob, Difference, RecountJob
 from headwater.decode.copytext import join_cells, key_cells
@@ -100,11 +101,15 @@ class StoreRows:
         layouts = self.table.layouts
         bounds = bind_layouts(job.plans, job.source.name, layouts, job.types, self.table.id, job.keys)
         has_clock = any(bound is not None and bound.has_clock for bound in bounds)
+        has_joins = any(bound is not None and bound.has_joins for bound in bounds)
         times, store = Times(), open_store(job.store)
         for batch in store.read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
             found: list[StoredLine] = []
             if has_clock:  # a row that was evaluated again meanwhile may seem wrong: who merges looks again
                 times = Times(job.now, store.read_flips(self.table.id, [row.row_id for _, row in batch]))
+            if has_joins:
+                keys = join_keys(layouts, bounds, (row for _, row in batch))
+                times = replace(times, joined=store.read_joined(job.joined, keys))
             for _, row in batch:
                 line, mark = row.line, _SOUND
                 if not is_stub(line):
@@ -152,7 +157,7 @@ def _in_right_buckets(
     bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow, times: Times
 ) -> bool:
     try:
-        return in_right_buckets(layouts, bounds, row, times) and has_right_lookups(layouts, bounds, row)
+        return in_right_buckets(layouts, bounds, row, times) and has_right_lookups(layouts, bounds, row, times)
     except DecodeError:
         return False
 

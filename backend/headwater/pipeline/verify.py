@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from headwater.bulk.bound_table import BoundTable, bind, current_cells
+from headwater.bulk.bound_table import BoundTable, bind, current_cells, join_keys
 from headwater.bulk.contract import BrokenBucket, BrokenLookups, VerifyJob, VerifyOutcome, VerifyTable
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
@@ -21,7 +21,7 @@ from headwater.oplog.transform import decode_memberships
 from headwater.pipeline.engine import Result, Task, TaskRun
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.rows.copy import TableChangedError
-from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.parts import JoinedLookups, PlacedRow
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.sql.verify import (
@@ -127,6 +127,7 @@ class LookupCheck:
     stored: StoredTable
     bound: BoundTable
     names: frozenset[str]
+    joined: JoinedLookups
 
     @classmethod
     def of(cls, job: VerifyJob, stored: StoredTable) -> LookupCheck | None:
@@ -134,12 +135,14 @@ class LookupCheck:
         bound = bind(job.plans, job.source_name, stored.relation, job.types, stored.id, job.keys)
         if bound is None or not bound.has_lookups:
             return None
-        return cls(stored, bound, frozenset(lookup.name for plan in job.plans for lookup in plan.lookups))
+        return cls(stored, bound, frozenset(lookup.name for plan in job.plans for lookup in plan.lookups), job.joined)
 
     def wrong(self, reader: VerifyReader, batch: Sequence[PlacedRow]) -> list[str]:
         """Ids of rows with wrong lookups. Lookups of other plans do not count."""
         standing = reader.lookups(self.stored.id, [row.row_id for _, row in batch])
-        transform, nothing = self.bound.transform, set[LookupEntry]()
+        keys = join_keys(self.stored.layouts, [self.bound] * len(self.stored.layouts), (row for _, row in batch))
+        bound = self.bound.joined_to(reader.joined(self.joined, keys))
+        transform, nothing = bound.transform, set[LookupEntry]()
         wrong = []
         for _, row in batch:
             there = standing.get(row.row_id, nothing)

@@ -99,6 +99,7 @@ class SourceMonitor:
         totals: Callable[[], Totals],
     ) -> None:
         self.flow = FlowMeter()
+        self.evaluating = ""  # what the stream does besides, in words
         self.closing, self.changed, self.look_now = threading.Event(), threading.Event(), threading.Event()
         self._store = store
         self._lease = lease
@@ -183,7 +184,7 @@ class SourceMonitor:
 
     def _present(self) -> ReplicatorHealth:
         progress = self._progress
-        work = self._preparing() or ("" if progress is None else f"{progress.what}: {progress}")
+        work = self._preparing() or ("" if progress is None else f"{progress.what}: {progress}") or self.evaluating
         with self._lock:
             health = replace(self._health, at=time.time(), flow=self.flow.flow(), totals=self._totals())
         return health if health.state is ReplicationState.STOPPED else replace(health, work=work, done=progress)

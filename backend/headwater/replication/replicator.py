@@ -323,7 +323,8 @@ class _LeaseHolder:
         flush, idle = jobs.stream, True
         while not self._stop.is_set():
             slot.keep()
-            received = stream.receive(scheduler.patience if idle else 0.0, more_expected=applier.in_transaction)
+            patience = scheduler.patience if idle and not flush.joined.is_busy else 0.0
+            received = stream.receive(patience, more_expected=applier.in_transaction)
             flow.received(received.size)
             applier.apply(received)
             idle = received.idle
@@ -332,6 +333,8 @@ class _LeaseHolder:
             if applier.is_flushed:
                 take_up_changes(jobs, scheduler)
                 flush.evaluate_due()
+                flush.evaluate_joined()
+                self._watch.evaluating = flush.joined.describe()
                 scheduler.step()
             if idle and applier.is_flushed:  # which a job may have changed
                 if not scheduler.busy and stream.bloated:

@@ -11,14 +11,14 @@ from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import ArchiveError, Dump
 from headwater.storage.contract.history import FlushRange
-from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, JoinedLookups, PlacedRow
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared import archive
 from headwater.storage.shared.archive import Load
 from headwater.storage.shared.common import BATCH_BYTES
-from headwater.storage.sql import seal, stats, tables
+from headwater.storage.sql import lookups, seal, stats, tables
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Cursor, TableGoneError
 from headwater.storage.sql.forget import ForgetStore
@@ -133,6 +133,13 @@ class Store(ABC):
         """When those of the rows have to be evaluated again, as of now, that have to be: in microseconds since 1970."""
         with closing(self._open("bulk work")) as db:
             return tables.flips(db, table, row_ids)
+
+    def read_joined(self, known: JoinedLookups, keys: Sequence[str]) -> dict[str, list[str]]:
+        """What these lookups give under keys, as of now, by key. Keys of others are left out."""
+        if not keys:
+            return {}
+        with closing(self._open("bulk work")) as db:
+            return lookups.outputs(db, known, keys)
 
     def find_row(self, table: int, row_id: str) -> CurrentRow | None:
         """One current row, as of now. None when there is none, or no such table."""

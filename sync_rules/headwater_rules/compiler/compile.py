@@ -110,7 +110,12 @@ def _compiled(
     if report.errors:
         raise report.as_errors()
     plan = SyncPlan(
-        job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion, tuple(computed.values())
+        job.catalog.buckets,
+        job.catalog.lookups,
+        streams,
+        config.options.conversion,
+        tuple(computed.values()),
+        job.catalog.joins,
     )
     read = set(plan.tables())
     for source in config.tables:

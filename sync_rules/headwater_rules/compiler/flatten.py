@@ -12,7 +12,7 @@ from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, buil
 from headwater_rules.compiler.functions import wrong_call
 from headwater_rules.compiler.misread import misread
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
-from headwater_rules.compiler.optional_joins import joining, refuse_selected
+from headwater_rules.compiler.optional_joins import joining, selected
 from headwater_rules.compiler.relations import (
     All,
     Atom,
@@ -26,6 +26,7 @@ from headwater_rules.compiler.relations import (
     bound_terms,
 )
 from headwater_rules.compiler.request_values import RequestNames
+from headwater_rules.compiler.row_joins import absent
 from headwater_rules.compiler.scalars import Scalars, in_list
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import RuleCode, RuleError
@@ -91,21 +92,19 @@ class _Select:
         columns = self._columns(node)
         if node.args.get("where"):
             self._conditions.append(self._guarded(node.args["where"].this, negate=False))
-        return Selection(tuple(columns), self._joined(columns), frozenset(self._tables))
+        return self._selection(columns)
 
-    def _joined(self, columns: list[SelectedColumn | SelectedStar]) -> Condition:
-        """The whole condition, with left joins where it needs them."""
+    def _selection(self, columns: list[SelectedColumn | SelectedStar]) -> Selection:
+        """The whole SELECT, with left joins where it needs them."""
         condition: Condition = All(tuple(self._conditions))
-        if not self._optional:
-            return condition
-        for column in columns:
-            if (error := refuse_selected(self._context, column, self._optional)) is not None:
-                self._context.report.add(error)
-        for number in sorted(self._tables):
-            if self._context.owner(number) in self._optional:
-                at = self._context.instances[number].node
-                self._context.report.add(unsupported("an array of a left join can't stand in FROM", at))
-        return joining(self._context, condition, self._optional)
+        if self._optional:
+            columns = [selected(self._context, column, self._optional) for column in columns]
+            for number in sorted(self._tables):
+                if self._context.owner(number) in self._optional:
+                    at = self._context.instances[number].node
+                    self._context.report.add(unsupported("an array of a left join can't stand in FROM", at))
+            condition = joining(self._context, condition, self._optional)
+        return Selection(tuple(columns), condition, frozenset(self._tables))
 
     # FROM
 
@@ -304,15 +303,15 @@ class _Select:
             return All(())
 
     def _in_select(self, node: exp.In, *, negate: bool) -> Condition:
-        if negate:
-            raise self._no_negation(node, "NOT IN (SELECT …)")
         query = node.args["query"]
         inner = query.this if isinstance(query, exp.Subquery) else query
         if not isinstance(inner, exp.Select):
             raise unsupported("expected a SELECT statement", node, "use several queries")
         selection = self._inner(inner)
+        if negate and isinstance(node.this, exp.Tuple):
+            raise unsupported("`NOT IN` takes one value here", node, "write `NOT EXISTS (SELECT …)`")
         if not isinstance(node.this, exp.Tuple):
-            return self._member(self._value(node.this), selection, node)
+            return self._member(self._value(node.this), selection, node, negate=negate)
         values, columns = node.this.expressions, list(selection.named().values())
         if len(values) != len(columns):
             message = f"{len(values)} values are compared with {len(columns)} columns"
@@ -324,18 +323,16 @@ class _Select:
         return All((*links, selection.condition))
 
     def _exists(self, node: exp.Exists, inner: exp.Select, *, negate: bool) -> Condition:
-        if negate:
-            raise self._no_negation(node, "NOT EXISTS (SELECT …)")
         selection = self._inner(selecting_nothing(inner))  # only its tables and conditions matter
+        if negate:
+            return absent(self._context.joins, selection.tables, selection.condition, node)
         found = Atom(build(ExprKind.CERTAIN, node, "1"), tables=selection.tables)
         return All((found, selection.condition))
 
     def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
         left = self._value(node.this)
         if isinstance(array, exp.Column) and self._cte(array) is not None:
-            if negate:
-                raise self._no_negation(node, "NOT IN")
-            return self._member(left, self._expand(identifier(array.this)), node)
+            return self._member(left, self._expand(identifier(array.this)), node, negate=negate)
         if isinstance(array, exp.Column):
             self._context.refuse_hidden(array)
         elements = self._value(array)
@@ -356,7 +353,11 @@ class _Select:
         bound_terms(len(items), node)
         return Either(tuple(self._link(left, self._value(item), node) for item in items))
 
-    def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
+    def _member(self, left: Frag, selection: Selection, node: exp.Expr, *, negate: bool) -> Condition:
+        if negate:
+            pair = (left, self._single(selection, node))
+            self._checks.compared(*pair, node)
+            return absent(self._context.joins, selection.tables, selection.condition, node, pair)
         link = self._link(left, self._single(selection, node), node, selection.tables)
         return All((link, selection.condition))
 
@@ -373,7 +374,8 @@ class _Select:
 
     def _overlap(self, node: exp.ArrayOverlaps, *, negate: bool) -> Condition:
         if negate:
-            raise self._no_negation(node, "NOT (a && b)")
+            hint = "access can follow from a row that is there, not from one that is missing"
+            raise unsupported("`NOT (a && b)` is not supported", node, hint)
         sides: list[Frag] = []
         conditions: list[Condition] = []
         tables: set[int] = set()
@@ -395,7 +397,3 @@ class _Select:
         linked = truth(equal(left, right, node))
         self._checks.built(linked)
         return Atom(linked, (left, right), tables)
-
-    def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
-        hint = "access can follow from a row that is there, not from one that is missing"
-        return unsupported(f"`{what}` is not supported", node, hint)

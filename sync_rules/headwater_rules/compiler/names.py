@@ -11,6 +11,7 @@ from headwater_rules.compiler.clock import elsewhere, moving
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref
 from headwater_rules.compiler.relations import ExpandedArray, Relation, TableRef
 from headwater_rules.compiler.request_values import RequestNames, Semantics, misused_name
+from headwater_rules.compiler.row_joins import DraftedJoin, JoinDraft, RowJoins
 from headwater_rules.compiler.schema_checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import Edit, Report, RuleCode, RuleError, did_you_mean
@@ -52,6 +53,13 @@ class Context:
     hidden: frozenset[str] = frozenset()
     within: str = ""
     computed: Mapping[str, ComputedTable] = field(default_factory=dict)
+    _drafts: list[JoinDraft] = field(default_factory=list)
+    _drafted: dict[str, DraftedJoin] = field(default_factory=dict)
+
+    @property
+    def joins(self) -> RowJoins:
+        """The rows of other tables that rows are evaluated with."""
+        return RowJoins(self.instances, self.owner, self._drafts, self._drafted)
 
     def inside(self, cte: str) -> Context:
         """The context for the inside of a CTE. CTEs can't use each other."""

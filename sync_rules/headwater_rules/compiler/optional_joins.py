@@ -2,7 +2,8 @@
 
 A device has each row once, so a left join matters only to the alternatives of the condition that read its table. Where
 such a condition can't hold of a row whose columns are all null, it holds only with a row that is there, which is what
-an inner join asks for; alternatives that don't read the table need no join. Both together are exact.
+an inner join asks for; alternatives that don't read the table need no join. What may hold without a row, and what is
+selected, reads the row that the join finds, of several one of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headwater_rules.compiler.fragment import Frag, Ref, to_expr
+from headwater_rules.compiler.fragment import REQUEST, Frag, Ref, to_expr
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.relations import (
     All,
@@ -22,12 +23,13 @@ from headwater_rules.compiler.relations import (
     SelectedStar,
     dependencies,
 )
-from headwater_rules.errors import EvaluationError, RuleError
+from headwater_rules.compiler.row_joins import one_of_several, optional_row
+from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import small_engine
 from headwater_rules.plan import Value
 from headwater_rules.text.sqltext import unsupported
 
-_ABSENT = "access can follow from a row that is there, not from one that is missing"
+_NAMED = "name its columns"
 
 
 def joining(context: Context, condition: Condition, optional: Mapping[int, Condition]) -> Condition:
@@ -36,27 +38,45 @@ def joining(context: Context, condition: Condition, optional: Mapping[int, Condi
     if not isinstance(condition, Atom):
         items = tuple(joining(context, item, optional) for item in condition.items)
         return All(items) if isinstance(condition, All) else Either(items)
-    read = sorted(_read(context, condition, optional))
-    for number in read:
+    for number in sorted(_read(context, condition, optional)):
         if not _needs_row(context, condition, number):
-            name = _name(context, number)
-            message = f"this condition may hold where the left join finds no row of `{name}`"
-            raise unsupported(message, condition.node, _ABSENT)
+            condition = _with_row(context, condition, number, optional)
+    read = sorted(_read(context, condition, optional))
     if not read:
         return condition
     joined = replace(condition, tables=condition.tables | frozenset(read))
     return All((joined, *(optional[number] for number in read)))
 
 
-def refuse_selected(
+def selected(
     context: Context, column: SelectedColumn | SelectedStar, optional: Mapping[int, Condition]
-) -> RuleError | None:
-    """The error for a column of a table of a left join, which can't be selected."""
+) -> SelectedColumn | SelectedStar:
+    """A selected column, of which values of left joins are taken from the rows that these find. Raises RuleError."""
     sources = {column.table} if isinstance(column, SelectedStar) else column.value.sources
     for number in sorted(optional.keys() & {context.owner(source) for source in sources}):
-        hint = "sync that table by a query of its own, and join on the device"
-        return unsupported(f"columns of `{_name(context, number)}`, a left join, can't be selected", column.node, hint)
-    return None
+        if isinstance(column, SelectedStar):
+            raise unsupported(f"`*` of `{_name(context, number)}`, a left join, can't be selected", column.node, _NAMED)
+        if number not in column.value.sources:
+            raise unsupported("an array of a left join can't be expanded", column.node)
+        row = optional_row(context.joins, number, optional[number], column.node)
+        if not context.joins.by_id(row):
+            context.report.add(one_of_several(context.table_at(number), column.node))
+        column = replace(column, value=context.joins.replaced(column.value, row))
+    return column
+
+
+def _with_row(context: Context, atom: Atom, number: int, optional: Mapping[int, Condition]) -> Atom:
+    """A condition that may hold where the left join finds no row, with the values of the row that it finds, if any."""
+    sources = atom.frag.sources | atom.tables
+    if any(source != number and source >= 0 and context.owner(source) == number for source in sources):
+        message = f"this condition may hold where the left join finds no row of `{_name(context, number)}`"
+        raise unsupported(message, atom.node, "leave arrays of the joined row out of it")
+    joins = context.joins
+    row = optional_row(joins, number, optional[number], atom.node)
+    if not joins.by_id(row) and not joins.is_absence(row, atom.frag):
+        context.report.add(one_of_several(context.table_at(number), atom.node))
+    link = None if atom.link is None else (joins.replaced(atom.link[0], row), joins.replaced(atom.link[1], row))
+    return Atom(joins.replaced(atom.frag, row), link, atom.tables - {number})
 
 
 def _name(context: Context, number: int) -> str:
@@ -79,7 +99,7 @@ def _needs_row(context: Context, atom: Atom, number: int) -> bool:
     if owners == {number}:
         return _without_row(atom.frag) in {(0,), (None,)}
     if atom.link is None and len(owners) > 1:
-        return True  # refused, as every comparison of several tables other than by `=`
+        return REQUEST in owners  # refused, as every comparison with the request other than by `=`
     sides = atom.link or ()
     return any(dependencies(side, context.owner) == {number} and _without_row(side) == (None,) for side in sides)
 

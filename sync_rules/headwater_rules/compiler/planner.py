@@ -7,8 +7,8 @@ tables before it, until only the synced table is left. The values that it is com
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
@@ -25,6 +25,7 @@ from headwater_rules.compiler.relations import (
     TableRef,
     dependencies,
 )
+from headwater_rules.compiler.row_joins import DraftedJoin, one_of_several
 from headwater_rules.compiler.trust import TokenProof, Trust, element
 from headwater_rules.errors import EvaluationError, RuleCode, RuleError
 from headwater_rules.evaluate.engine import small_engine
@@ -85,6 +86,7 @@ class VariantDraft:
     lookups: tuple[tuple[LookupDefinition, tuple[ParamSource, ...]], ...]
     params: tuple[tuple[ParamSource, ...], ...]
     dangerous: bool
+    joins: tuple[DraftedJoin, ...] = ()
 
     def requested(self) -> list[FromRequest]:
         """The request values that lead to lookups and buckets."""
@@ -103,8 +105,8 @@ class QueryTarget:
 
 
 def find_target(context: Context, selection: Selection, node: exp.Expr) -> QueryTarget:
-    """The one table that all selected columns come from. Raises RuleError when there is none or more than one, and for
-    columns that are not values of a row."""
+    """The table whose rows are synced: the one that all selected columns come from; of several the one whose `*` or
+    `id` is selected. Raises RuleError when there is none, and for columns that are not values of a row."""
     owners: dict[int, exp.Expr] = {}
     foreign = [error for column in selection.columns if (error := _foreign(context, column)) is not None]
     for error in foreign[:-1]:
@@ -120,14 +122,32 @@ def find_target(context: Context, selection: Selection, node: exp.Expr) -> Query
     tables = [number for number in sorted(selection.tables) if isinstance(context.instances[number], TableRef)]
     if not owners and len(tables) == 1:
         owners[tables[0]] = node
-    if len(owners) != 1:
-        message = "all selected columns must come from one table" if owners else "no column of a table is selected"
-        raise error_at(RuleCode.SINGLE_TABLE, message, list(owners.values())[-1] if owners else node,
-                        "sync the other table by a query of its own, under `queries`")  # fmt: skip
-    number = next(iter(owners))
+    if not owners:
+        hint = "sync the other table by a query of its own, under `queries`"
+        raise error_at(RuleCode.SINGLE_TABLE, "no column of a table is selected", node, hint)
+    number = next(iter(owners)) if len(owners) == 1 else _synced(context, selection, owners)
     table = context.table_at(number)
     name = table.alias or (None if table.pattern.name.endswith("%") else table.pattern.name)
     return QueryTarget(number, name, selection.columns)
+
+
+def _synced(context: Context, selection: Selection, owners: Mapping[int, exp.Expr]) -> int:
+    """The table whose rows are synced, of those that have selected columns."""
+    stars = [column for column in selection.columns if isinstance(column, SelectedStar)]
+    whole = {column.table for column in stars}
+    named = {
+        context.owner(source)
+        for column in selection.columns
+        if isinstance(column, SelectedColumn) and column.name == "id" and len(column.value.sources) == 1
+        for source in column.value.sources
+    }
+    found = whole or named
+    if len(found) == 1:
+        return next(iter(found))
+    message = "columns of several tables are selected, and it is not clear whose rows are synced"
+    where = stars[-1].node if len(whole) > 1 else list(owners.values())[-1]
+    hint = "select `*` or `id` of the synced table, and of the others columns by name, joined by `a.x = b.id`"
+    raise error_at(RuleCode.SINGLE_TABLE, message, where, hint)
 
 
 def _foreign(context: Context, column: SelectedColumn | SelectedStar) -> RuleError | None:
@@ -154,7 +174,72 @@ def plan_term(context: Context, target: QueryTarget, tables: frozenset[int], ter
     """The variant for the rows for which every atom of `term` holds. `tables` are those of the whole query; atoms may
     add further ones. Raises RuleError for a condition that can't be split."""
     joined = tables.union(*(atom.tables for atom in term))
-    return _Term(context, target, joined).plan(term)
+    columns, atoms, gone = _with_joined(context, target, term)
+    return _Term(context, replace(target, columns=columns), joined - gone).plan(atoms)
+
+
+def _with_joined(
+    context: Context, target: QueryTarget, term: Sequence[Atom]
+) -> tuple[tuple[SelectedColumn | SelectedStar, ...], list[Atom], set[int]]:
+    """The selected columns and the conditions, with values of other tables taken from joined rows where a row needs
+    them, and the tables that need not be looked up any more: where nothing else leads to a joined row, it is enough
+    that there is one."""
+    columns, atoms, gone = list(target.columns), list(term), set[int]()
+    selected = {owner for column in columns for owner in _owners(context, column)} - {target.table}
+    mixed = {atom: dependencies(atom.frag, context.owner) for atom in atoms if atom.link is None}
+    compared = {owner for owners in mixed.values() if len(owners) == 2 and target.table in owners for owner in owners}
+    tables = {number for number in compared - {REQUEST} if isinstance(context.instances[number], TableRef)}
+    for table in sorted(selected | tables - {target.table}):
+        pair = frozenset({table, target.table})
+        about = [atom for atom in atoms if table in dependencies(atom.frag, context.owner)]
+        both = [atom for atom in about if mixed.get(atom) == pair]
+        joining = [atom for atom in about if atom not in both and dependencies(atom.frag, context.owner) <= pair]
+        if not any(dependencies(atom.frag, context.owner) == pair for atom in joining):
+            if table in selected:
+                raise _not_joined(context, table, columns)
+            continue  # two tables that nothing else connects: refused with the condition
+        alone = len(joining) + len(both) == len(about) and not any(atom.tables - {table} for atom in about)
+        row = _joined_row(context, target, table, joining, alone=alone)
+        columns = [_replaced(context, column, row) for column in columns]
+        replaced = [Atom(context.joins.replaced(atom.frag, row)) for atom in both]
+        there = [Atom(context.joins.there(row, joining[0].node))] if alone else []
+        dropped = [*both, *joining] if alone else both
+        atoms = [atom for atom in atoms if atom not in dropped] + replaced + there
+        gone |= {table} if alone else set()
+    return tuple(columns), atoms, gone
+
+
+def _joined_row(context: Context, target: QueryTarget, table: int, joining: Sequence[Atom], *, alone: bool) -> int:
+    """The join that finds the one row of `table`. Where others lead to rows of it too, it has to be known to be one:
+    of several, a user might get values of another one than the row that he may see."""
+    node = joining[0].node
+    row, _ = context.joins.join(table, joining, node, target.table)
+    if not context.joins.by_id(row):
+        if not alone:
+            message = "values of a row are used that depends on the request, and several rows may be joined"
+            hint = "join by its `id`, or sync that table by a query of its own"
+            raise error_at(RuleCode.SINGLE_TABLE, message, node, hint)
+        context.report.add(one_of_several(context.table_at(table), node))
+    return row
+
+
+def _replaced(context: Context, column: SelectedColumn | SelectedStar, row: int) -> SelectedColumn | SelectedStar:
+    if isinstance(column, SelectedStar):
+        return column
+    return replace(column, value=context.joins.replaced(column.value, row))
+
+
+def _owners(context: Context, column: SelectedColumn | SelectedStar) -> set[int]:
+    if isinstance(column, SelectedStar):
+        return {column.table}
+    return {context.owner(source) for source in column.value.sources}
+
+
+def _not_joined(context: Context, table: int, columns: Sequence[SelectedColumn | SelectedStar]) -> RuleError:
+    node = next(column.node for column in columns if table in _owners(context, column))
+    message = f"columns of `{context.table_at(table).pattern.name}` are selected, which is not joined by `=`"
+    hint = "join it to the synced table: `JOIN … ON b.id = a.b_id`"
+    return error_at(RuleCode.SINGLE_TABLE, message, node, hint)
 
 
 def find_mixed(context: Context, condition: Condition) -> None:
@@ -255,6 +340,7 @@ class _Term:
             pattern, target.output_table, *self._rows_of(self._parts[target.table]), tuple(row_params),
             tuple(self._projected(column) for column in target.columns),
         )  # fmt: skip
+        exprs = [*row.deciding(), *row.selected(), *(expr for lookup, _ in lookups for expr in lookup.exprs())]
         return VariantDraft(
             row,
             self._sorted(self._gates),
@@ -262,6 +348,7 @@ class _Term:
             lookups,
             tuple(tuple(sources) for sources in row_params.values()),
             self._dangerous(),
+            self._context.joins.used(exprs),
         )
 
     # classifying atoms
@@ -443,6 +530,6 @@ class _Term:
 
     def _input(self, ref: Ref) -> str:
         if ref.table == REQUEST or not isinstance(self._context.instances[ref.table], ExpandedArray):
-            return ref.column
+            return self._context.joins.input(ref.column)
         parts = self._parts.get(self._context.owner(ref.table), self._elements)
         return element_input(ref.column, parts.arrays.index(ref.table))

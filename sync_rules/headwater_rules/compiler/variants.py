@@ -22,12 +22,14 @@ from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.inputs import stage_statement
 from headwater_rules.evaluate.naming import SHORT, bucket_digest, lookup_digest
 from headwater_rules.plan import (
+    JOIN,
     BucketDefinition,
     ComputedTable,
     ConversionOptions,
     Expr,
     LookupDefinition,
     LookupStage,
+    RowJoin,
     RowSource,
     Stage,
     TablePattern,
@@ -50,6 +52,11 @@ class Catalog:
         self._options = options
         self._buckets: dict[str, tuple[int, BucketDefinition]] = {}
         self._lookups: dict[str, tuple[int, LookupDefinition]] = {}
+        self._joins: dict[str, RowJoin] = {}
+
+    @property
+    def joins(self) -> tuple[RowJoin, ...]:
+        return tuple(self._joins.values())
 
     @property
     def buckets(self) -> tuple[BucketDefinition, ...]:
@@ -69,6 +76,11 @@ class Catalog:
         stages: list[Stage] = [] if draft.arrays is None else [draft.arrays]
         stages += [LookupStage(self._lookup(lookup, node), sources) for lookup, sources in draft.lookups]
         bucket = self._bucket(stream, draft.row, node)
+        for drafted in draft.joins:
+            by = None if drafted.index is None else self._lookup(drafted.index, node, JOIN)
+            lookup = self._lookup(drafted.lookup, node, JOIN)
+            known, index = self.lookups[lookup], "" if by is None else self.lookups[by].name
+            self._joins[drafted.join.name] = replace(drafted.join, lookup=known, index=index)
         return Variant((bucket,), draft.gates, tuple(stages), draft.params, priority)
 
     def _bucket(self, stream: str, row: RowSource, node: exp.Expr) -> int:
@@ -76,9 +88,9 @@ class Catalog:
         name = f"{stream}.{digest[:SHORT]}"
         return _position(self._buckets, BucketDefinition(name, digest, (row,)), node)
 
-    def _lookup(self, lookup: LookupDefinition, node: exp.Expr) -> int:
+    def _lookup(self, lookup: LookupDefinition, node: exp.Expr, kind: str = "lookup") -> int:
         digest = lookup_digest(lookup, self._options)
-        name = f"lookup.{digest[:SHORT]}"
+        name = f"{kind}.{digest[:SHORT]}"
         return _position(self._lookups, replace(lookup, name=name, digest=digest), node)
 
 
@@ -145,6 +157,9 @@ def draft_query(
             context.checks.decides(draft.row.table, draft.row.deciding(), node)
             for lookup, _ in draft.lookups:
                 context.checks.decides(lookup.table, lookup.exprs(), node)
+            for each in draft.joins:
+                context.checks.decides(each.join.table, each.join.keys, node)
+                context.checks.decides(each.lookup.table, each.lookup.exprs(), node)
     return drafts
 
 
@@ -220,6 +235,8 @@ def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
         _check_bound(row.table, row.filters, row.each, (*row.params, *row.selected()))
         for lookup, _ in draft.lookups:
             _check_bound(lookup.table, lookup.filters, lookup.each, (*lookup.keys, *lookup.outputs))
+        for each in draft.joins:
+            _check_bound(each.lookup.table, each.lookup.filters, (), (*each.lookup.keys, *each.lookup.outputs))
     except EvaluationError as error:
         raise _not_accepted(str(error), node) from None
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice, product
 
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import engine
-from headwater_rules.plan import Expr, RowFunction, RowSource, Star, SyncPlan, TablePattern, Value
-from headwater_rules.schema import Language, SourceSchema, SourceTable, ValueKind
+from headwater_rules.plan import Expr, RowFunction, RowSource, Star, SyncPlan, TablePattern, Value, joined_input
+from headwater_rules.schema import Language, SourceColumn, SourceSchema, SourceTable, ValueKind
 
 _MAX_SAMPLES = 64
 _MOST_NAMED = 8  # tables that a note names
@@ -59,6 +59,7 @@ def client_schema(plan: SyncPlan, schema: SourceSchema | None) -> ClientSchema:
     Tables are in the order of the config, columns in that of the source."""
     drafts: dict[str, _Draft] = {}
     notes: dict[str, None] = {}
+    joined = tuple(_joined_columns(plan, schema))
     for source in (source for bucket in plan.buckets for source in bucket.sources):
         tables = () if schema is None else schema.matching(source.table)
         names = [source.output_table] if source.output_table else [table.name for table in tables]
@@ -69,8 +70,21 @@ def client_schema(plan: SyncPlan, schema: SourceSchema | None) -> ClientSchema:
                 notes[f"table {_shown(name)}: SDKs reject its name; select from it AS another one"] = None
                 continue
             own = [table for table in tables if source.output_table or table.name == name]
-            drafts.setdefault(name, _Draft(name)).add(plan, source, own)
+            drafts.setdefault(name, _Draft(name)).add(plan, source, own, joined)
     return ClientSchema(tuple(draft.table() for draft in drafts.values()), tuple(notes))
+
+
+def _joined_columns(plan: SyncPlan, schema: SourceSchema | None) -> Iterator[SourceColumn]:
+    """The columns of other tables that rows are evaluated with, each with its input as name."""
+    if schema is None:
+        return
+    for join in plan.joins:
+        for number, output in enumerate(join.lookup.outputs):
+            tables = schema.matching(join.lookup.table)
+            found = (table.column(output.inputs[0]) for table in tables if output.inputs)
+            column = next((each for each in found if each is not None), None)
+            if column is not None:
+                yield replace(column, name=joined_input(join.name, number))
 
 
 class _Draft:
@@ -82,19 +96,21 @@ class _Draft:
         self._notes: dict[str, None] = {}
         self._from: dict[str, None] = {}
 
-    def add(self, plan: SyncPlan, source: RowSource, tables: Sequence[SourceTable]) -> None:
+    def add(
+        self, plan: SyncPlan, source: RowSource, tables: Sequence[SourceTable], joined: tuple[SourceColumn, ...]
+    ) -> None:
         self._from[source.table.written] = None
         everything = any(isinstance(item, Star) for item in source.projection)
         if not tables:
             self._notes[f"the columns of {_shown(source.table.name)} in the source are not known"] = None
             if everything:
                 self._notes["add those that the rules do not name"] = None
-            self._merge(_of_source(plan, source, None))
+            self._merge(_of_source(plan, source, None, ()))
         for table in tables:
             for column in table.columns if everything else ():
                 if _kind(table, column.name, plan) is ValueKind.BLOB:
                     self._notes[f"{_shown(column.name)} is bytea and not synced"] = None
-            self._merge(_of_source(plan, source, table))
+            self._merge(_of_source(plan, source, table, joined))
 
     def _merge(self, found: Mapping[str, ClientType | None]) -> None:
         for name, known in found.items():
@@ -132,8 +148,11 @@ def _united(types: Sequence[ClientType | None]) -> tuple[ClientType, str]:
     return ClientType.TEXT, "different types in different queries"
 
 
-def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> dict[str, ClientType | None]:
+def _of_source(
+    plan: SyncPlan, source: RowSource, table: SourceTable | None, joined: tuple[SourceColumn, ...]
+) -> dict[str, ClientType | None]:
     """The columns of one query's rows; later ones replace earlier ones. None is an unknown type."""
+    whole = table and replace(table, columns=(*table.columns, *joined))
     found: dict[str, ClientType | None] = {}
     for item in source.projection:
         if isinstance(item, Star):
@@ -141,7 +160,7 @@ def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> 
                 if item.everything or name not in found:
                     found[name] = known
             continue
-        known, is_blob = _type_of(item.expr, table, plan)
+        known, is_blob = _type_of(item.expr, whole, plan)
         if not is_blob:
             found[item.name] = known
     return found

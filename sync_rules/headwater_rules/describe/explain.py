@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater_rules.describe.wording import columns_of, request_words, row_words
+from headwater_rules.describe.wording import columns_of, joined_words, request_words, row_words
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.plan import (
     Expr,
@@ -23,6 +23,7 @@ from headwater_rules.plan import (
     SyncPlan,
     TablePattern,
     Variant,
+    joined_lookups,
 )
 
 _VALUE = re.compile(r"\b(?:auth|connection|subscription)\.[a-z_]+\((?:'(?:[^']|'')*')?\)")
@@ -143,24 +144,24 @@ def _step(plan: SyncPlan, variant: Variant, stage: LookupStage | RequestStage) -
         filters = tuple(request_words(each, stage.arrays) for each in stage.filters)
         outputs = tuple(request_words(each, stage.arrays) for each in stage.outputs)
         return RequestStep(None, arrays, filters, (), outputs)
-    lookup = plan.lookups[stage.lookup]
+    lookup, joined = plan.lookups[stage.lookup], joined_words(plan)
     keys = zip(lookup.keys, stage.keys, strict=True)
     return RequestStep(
         _name(lookup.table),
         (),
-        tuple(row_words(each, lookup.each) for each in lookup.filters),
+        tuple(row_words(each, lookup.each, joined) for each in lookup.filters),
         tuple((row_words(key, lookup.each), _source(plan, variant, source)) for key, source in keys),
         tuple(row_words(each, lookup.each) for each in lookup.outputs),
     )
 
 
 def _rows(plan: SyncPlan, variant: Variant, source: RowSource) -> SentRows:
-    parameters = zip(source.params, variant.params, strict=True)
+    parameters, joined = zip(source.params, variant.params, strict=True), joined_words(plan)
     return SentRows(
         _name(source.table),
         source.output_table,
-        tuple(row_words(each, source.each) for each in source.filters),
-        tuple("*" if isinstance(item, Star) else _column(item, source.each) for item in source.projection),
+        tuple(row_words(each, source.each, joined) for each in source.filters),
+        tuple("*" if isinstance(item, Star) else _column(item, source.each, joined) for item in source.projection),
         tuple(
             (row_words(param, source.each), tuple(_source(plan, variant, each) for each in sources))
             for param, sources in parameters
@@ -168,8 +169,8 @@ def _rows(plan: SyncPlan, variant: Variant, source: RowSource) -> SentRows:
     )
 
 
-def _column(item: Output, arrays: Sequence[Expr]) -> str:
-    words = row_words(item.expr, arrays)
+def _column(item: Output, arrays: Sequence[Expr], joined: Mapping[str, str]) -> str:
+    words = row_words(item.expr, arrays, joined)
     return words if words.strip('"') == item.name else f"{words} AS {item.name}"
 
 
@@ -205,6 +206,9 @@ def _table(plan: SyncPlan, pattern: TablePattern) -> TableWords:
             if source.table == pattern:
                 sent[name] = None
                 for column in columns_of(source.deciding()):
+                    moves.setdefault(column, {})[name] = None
+            for lookup in joined_lookups(plan, (*source.deciding(), *source.selected())):
+                for column in columns_of(lookup.exprs()) if lookup.table == pattern else ():
                     moves.setdefault(column, {})[name] = None
         for lookup in [plan.lookups[number] for number in variant.lookups()]:
             if lookup.table == pattern:

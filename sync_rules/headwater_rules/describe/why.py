@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from headwater_rules.describe.wording import request_words, row_words
+from headwater_rules.describe.wording import joined_words, request_words, row_words
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.binding import Bound, Layout, lacking
 from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
+from headwater_rules.evaluate.rows import bind_joins, with_joined
 from headwater_rules.plan import (
     Expr,
     FromRequest,
@@ -41,6 +42,7 @@ class Why:
         max_results: int = MOST_RESULTS,
     ) -> None:
         self.answers: dict[str, Sequence[str]] = {}
+        self._joined = joined_words(plan)
         self.request = request
         self._plan = plan
         self._lookups = read
@@ -55,13 +57,27 @@ class Why:
         if absent := lacking(source.deciding(), row.columns):
             listed = ", ".join(f"`{name}`" for name in absent)
             return f"the table has no column {listed}, which decides who gets its rows"
-        failing = [row_words(expr, source.each) for expr in source.filters if not _passes(row, source, (expr,))]
+        failing = [self._words_of(expr, source) for expr in source.filters if not self._passes(row, source, (expr,))]
         if failing:
             return f"the row does not fulfil {' and '.join(failing)}"
-        if source.filters and not _passes(row, source, source.filters):
+        if source.filters and not self._passes(row, source, source.filters):
             return "no element of the row's arrays fulfils all conditions"
         compared = ", ".join(row_words(expr, source.each) for expr in source.params)
         return f"nothing to compare with: {compared} is null or a blob in the row"
+
+    def _words_of(self, expr: Expr, source: RowSource) -> str:
+        return row_words(expr, source.each, self._joined)
+
+    def _passes(self, row: SourceRow, source: RowSource, filters: tuple[Expr, ...]) -> bool:
+        layout = Layout(row.source, row.schema, row.table, tuple(row.columns))
+        statement = Bound(layout, source.table, filters, source.each).statement()
+        joins = bind_joins(layout, self._plan)
+        values = Layout.row(tuple(row.columns.values()), row.row_id, row.now, layout.constants())
+        try:
+            values, unknown = with_joined(joins, values, row.joined)
+            return statement is None or (not unknown and bool(statement.rows(values)))
+        except EvaluationError:
+            return False
 
     def of_stream(self, stream: Stream) -> list[str]:
         """What in the request, or in the rows that it looks up, keeps a stream from giving any bucket."""
@@ -150,13 +166,3 @@ def _looked_up(lookup: LookupDefinition, key: str) -> str:
     keys = (row_words(expr, lookup.each) for expr in lookup.keys)
     pairs = [f"{key} = {value!r}" for key, value in zip(keys, values, strict=True)]
     return " and ".join([*pairs, *(row_words(expr, lookup.each) for expr in lookup.filters)]) or "anything"
-
-
-def _passes(row: SourceRow, source: RowSource, filters: tuple[Expr, ...]) -> bool:
-    layout = Layout(row.source, row.schema, row.table, tuple(row.columns))
-    statement = Bound(layout, source.table, filters, source.each).statement()
-    values = Layout.row(tuple(row.columns.values()), row.row_id, row.now, layout.constants())
-    try:
-        return statement is None or bool(statement.rows(values))
-    except EvaluationError:
-        return False

@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from headwater_rules.evaluate.clock import Interval, interval_words
 from headwater_rules.evaluate.engine import renumber
-from headwater_rules.plan import Expr, RequestInput, RowFunction, element_column
+from headwater_rules.plan import Expr, RequestInput, RowFunction, SyncPlan, element_column, joined_input
 from headwater_rules.text.sqltext import RuleDialect
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
@@ -29,9 +29,42 @@ _OWN = "hw_"  # prefix of functions that differ from SQLite's of the same name
 _LOOSE = (exp.Binary, exp.Not, exp.In, exp.Between)
 
 
-def row_words(expr: Expr, arrays: Sequence[Expr] = ()) -> str:
-    """An expression over a row; `arrays` are its expanded arrays."""
-    return _words(expr, {}, arrays)
+def row_words(expr: Expr, arrays: Sequence[Expr] = (), joined: Mapping[str, str] | None = None) -> str:
+    """An expression over a row; `arrays` are its expanded arrays, and `joined` is what `joined_words` gives."""
+    return _words(expr, joined or {}, arrays)
+
+
+def joined_words(plan: SyncPlan) -> dict[str, str]:
+    """What reads rows of other tables in expressions over a row, as subqueries, by input."""
+    found: dict[str, str] = {}
+    for join in reversed(plan.joins):  # a join that is read by another one comes after it
+        lookup = join.lookup
+        here, there = (_Qualified(table.name, found) for table in (join.table, lookup.table))
+        pairs = zip(lookup.keys, join.keys, strict=True)
+        conditions = [f"{_words(inner, there, ())} = {_words(outer, here, ())}" for inner, outer in pairs]
+        conditions += [f"({_words(each, there, ())})" for each in lookup.filters]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        for number, output in enumerate(lookup.outputs or (_NO_OUTPUT,)):
+            column = there[output.inputs[0]] if output.inputs else "1"
+            name = lookup.table.name.replace('"', '""')
+            found[joined_input(join.name, number)] = f'(SELECT {column} FROM "{name}"{where})'
+    return found
+
+
+class _Qualified(dict[str, str]):
+    """Columns with the name of their table; others as `known` has them."""
+
+    def __init__(self, table: str, known: Mapping[str, str]) -> None:
+        super().__init__(known)
+        self._table = table.replace('"', '""')
+
+    def __missing__(self, name: str) -> str:
+        shown = _OF_ROW.get(name)
+        escaped = name.replace('"', '""')
+        return shown or f'"{self._table}"."{escaped}"'
+
+
+_NO_OUTPUT = Expr("'1'", ())
 
 
 def request_words(expr: Expr, arrays: Sequence[Expr] = ()) -> str:
@@ -58,6 +91,8 @@ def _named(name: str, names: Mapping[str, str], arrays: Sequence[Expr]) -> str:
     if element:
         array = _words(arrays[int(element[1])], names, ())
         return f"each({array})" if element[2] == "value" else f"key_of({array})"
+    if isinstance(names, _Qualified):
+        return names[name]
     return names.get(name) or _OF_ROW.get(name) or '"' + name.replace('"', '""') + '"'
 
 
@@ -132,6 +167,16 @@ def _with_time(node: exp.Expr) -> exp.Expr | None:
     return sqlglot.parse_one(f"{left} {sign} {right}", dialect=RuleDialect)
 
 
+def _exists(node: exp.Expr) -> exp.Expr | None:
+    """`EXISTS (SELECT …)` for `(SELECT 1 …) IS NOT NULL`."""
+    found = node.this if isinstance(node, exp.Not) else None
+    found = found.unnest() if found is not None else None
+    if not isinstance(found, exp.Is) or not isinstance(found.expression, exp.Null):
+        return None
+    query = found.this.unnest()
+    return exp.Exists(this=query) if isinstance(query, exp.Select) and query.expressions[0].sql() == "1" else None
+
+
 def _in_array(node: exp.Expr) -> exp.Expr | None:
     """`x IN array` for `x IN (SELECT value FROM json_each(array))`."""
     query = node.args.get("query") if isinstance(node, exp.In) else None
@@ -196,6 +241,7 @@ _RULES: tuple[Callable[[exp.Expr], exp.Expr | None], ...] = (
     _without_type,
     lambda node: node.this if isinstance(node, exp.Collate) else None,
     _with_time,
+    _exists,
     _own_name,
     _in_array,
     _parameter,

@@ -9,7 +9,17 @@ from operator import itemgetter
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import engine, renumber, select_sql, used
-from headwater_rules.plan import NOW, Expr, RowFunction, TablePattern, Value, element_column, shard_of, tag_of
+from headwater_rules.plan import (
+    NOW,
+    Expr,
+    RowFunction,
+    TablePattern,
+    Value,
+    element_column,
+    joined_output,
+    shard_of,
+    tag_of,
+)
 
 Row = tuple[Value, ...]
 
@@ -32,8 +42,8 @@ def _lacking(expr: Expr, columns: Container[str]) -> Iterable[str]:
 
 
 class Layout:
-    """Positions in the tuple that an expression sees: columns, then the row id, the time, and constants. `source` is
-    the tag of the table's source, or for a shard `tag/shard`."""
+    """Positions in the tuple that an expression sees: columns, then the row id, the time, and constants, among them
+    places for values of joined rows. `source` is the tag of the table's source, or for a shard `tag/shard`."""
 
     def __init__(self, source: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
         self.tag, self.shard = tag_of(source), shard_of(source)
@@ -41,11 +51,12 @@ class Layout:
         self.table = table
         self.columns = columns
         self._positions = {name: position for position, name in enumerate(columns)}
-        self._constants: list[Value] = []
+        self._constants: list[Value | _Place] = []
         self._used: set[str] = set()
         self._all = False
         self._extended = False
         self.has_clock = False  # whether an expression uses the time
+        self.joined: dict[tuple[str, int], int] = {}  # where among the constants outputs of joins have their places
 
     def matches(self, pattern: TablePattern) -> bool:
         return pattern.matches(self.tag, self.schema, self.table)
@@ -63,7 +74,9 @@ class Layout:
 
     def constants(self) -> tuple[Value, ...] | None:
         """The values after row id and time; None when no expression uses anything but columns."""
-        return tuple(self._constants) if self._extended else None
+        if not self._extended:
+            return None
+        return tuple(None if isinstance(value, _Place) else value for value in self._constants)
 
     @staticmethod
     def row(values: Sequence[Value], row_id: str, now: int | None, constants: tuple[Value, ...] | None) -> Row:
@@ -77,6 +90,12 @@ class Layout:
             self._used.add(name)
             return known
         self._extended = True
+        output = joined_output(name)
+        if output is not None:
+            if output not in self.joined:
+                self.joined[output] = len(self._constants)
+                self._constants.append(_Place())
+            return len(self.columns) + 2 + self.joined[output]
         match name:
             case RowFunction.ROW_ID.value:
                 return len(self.columns)
@@ -99,6 +118,10 @@ class Layout:
         if value not in self._constants:
             self._constants.append(value)
         return len(self.columns) + 2 + self._constants.index(value)
+
+
+class _Place:
+    """Stands among constants for a value that each row has of its own."""
 
 
 class RowStatement:

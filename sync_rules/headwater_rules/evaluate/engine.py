@@ -30,8 +30,8 @@ _ALLOWED_ACTIONS: Final = frozenset({apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.
 _ALLOWED_FUNCTIONS: Final = natives.FUNCTIONS.keys() | {
     "->", "->>", "abs", "ceil", "coalesce", "concat", "concat_ws", "date", "datetime", "floor", "hw_clock", "ifnull",
     "iif", "json", "json_array", "json_array_length", "json_extract", "json_object", "json_type", "json_valid",
-    "julianday", "like", "ltrim", "max", "min", "nullif", "replace", "round", "rtrim", "sign", "strftime", "substr",
-    "time", "trim", "trunc", "typeof", "unixepoch",
+    "julianday", "like", "ltrim", "max", "min", "nullif", "quote", "replace", "round", "rtrim", "sign", "strftime",
+    "substr", "time", "trim", "trunc", "typeof", "unixepoch",
 }  # fmt: skip
 
 

@@ -6,8 +6,10 @@ SQLite, as one prepared statement for as many of the sources as can share one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from typing import Protocol
 
@@ -17,7 +19,17 @@ from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, run_together
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.naming import as_text, key_text
-from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
+from headwater_rules.plan import (
+    Expr,
+    LookupDefinition,
+    Output,
+    RowJoin,
+    RowSource,
+    Star,
+    SyncPlan,
+    Value,
+    joined_output,
+)
 from headwater_rules.results import LookupEntry, Put, RowResult
 
 _new = tuple.__new__
@@ -38,18 +50,21 @@ class TableProgram:
     lookups, `needs_columns` are the columns whose values are used (None: all of them). `has_clock` says whether the
     result depends on the time. `plain` is set when each row has one entry at most, which consists of columns alone.
     `closed` are the names of bucket definitions and lookups that get no row, since the table lacks a column that
-    decides about it.
+    decides about it. `has_joins` says whether rows are evaluated with rows of other tables: those that `knowing` was
+    told of. What depends on others, and on any without it, is left out.
     """
 
     __slots__ = (
         "_constants",
         "_entries",
         "_groups",
+        "_joins",
         "_lookups",
         "_shard",
         "closed",
         "definitions",
         "has_clock",
+        "has_joins",
         "has_lookups",
         "needs_columns",
         "plain",
@@ -64,11 +79,14 @@ class TableProgram:
         ]
         lookups = [lookup for lookup in plan.lookups if layout.matches(lookup.table)]
         writers: dict[tuple[object, ...], _Writer] = {}
-        closed = [name for _, name, source in sources if layout.lacking(source.deciding())]
-        closed += [lookup.name for lookup in lookups if layout.lacking(lookup.exprs())]
+        joins = {join.name: join for join in plan.joins}
+        closed = [name for _, name, source in sources if layout.lacking(_deciding(source, joins))]
+        closed += [lookup.name for lookup in lookups if layout.lacking(_with_keys(lookup.exprs(), joins))]
         self.closed = frozenset(closed)
         self._entries = [_bind_entry(layout, writers, *source) for source in sources if source[1] not in self.closed]
         self._lookups = [_bind_lookup(layout, lookup) for lookup in lookups if lookup.name not in self.closed]
+        self._joins = bind_joins(layout, plan)
+        self.has_joins = bool(self._joins)
         self.definitions = tuple(dict.fromkeys(position for position, _, _ in sources))
         self.has_lookups = bool(lookups)
         self.needs_columns = layout.needed()
@@ -83,20 +101,46 @@ class TableProgram:
         """The program at a time, in microseconds since 1970 UTC."""
         return _At(self, now) if self.has_clock else self
 
-    def evaluate(self, values: Sequence[Value], row_id: str, now: int | None = None) -> RowResult:
+    def knowing(self, found: JoinedRows) -> RowProgram:
+        """The program with the rows that joins find."""
+        return _At(self, None, found) if self.has_joins else self
+
+    def join_keys(self, values: Sequence[Value], row_id: str) -> list[str]:
+        """The keys of lookups, by which joins find the other rows of a row. One that fails is left out."""
+        if not self._joins:
+            return []
+        row = Layout.row(values, self._shard + row_id, None, self._constants)
+        keys: list[str] = []
+        for join in self._joins:
+            try:
+                key = join.key(row)
+            except EvaluationError:
+                continue  # `evaluate` says it
+            if key is not None:
+                keys.append(key)
+        return keys
+
+    def evaluate(
+        self, values: Sequence[Value], row_id: str, now: int | None = None, found: JoinedRows | None = None
+    ) -> RowResult:
         """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
         raises because of values: an entry that fails is left out and described in `errors`, as is one that is compared
-        with the clock without `now`, which `at` gives."""
+        with the clock without `now`, which `at` gives. `found` is what `knowing` gives."""
         if self._shard:
             row_id = self._shard + row_id  # another shard may have the same
         row = Layout.row(values, row_id, now, self._constants)
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
         errors: list[str] = []
+        unknown: frozenset[str] = frozenset()
+        if self._joins:
+            row, unknown = with_joined(self._joins, row, found or {}, errors)
         known = [rows for group in self._groups for rows in group.rows(row)] if self._groups else ()
         written: _Writer | None = None
         data = ""
         for entry in self._entries:
+            if unknown and not unknown.isdisjoint(entry.joins):
+                continue
             try:
                 if entry.statement is None:
                     bucket = entry.bucket(row)
@@ -112,6 +156,8 @@ class TableProgram:
             except EvaluationError as error:
                 errors.append(f"{entry.name}: {error}")
         for lookup in self._lookups:
+            if unknown and not unknown.isdisjoint(lookup.joins):
+                continue
             try:
                 _look_up(lookup, row, known, lookups)
             except EvaluationError as error:
@@ -119,10 +165,21 @@ class TableProgram:
         return _new(RowResult, (puts, lookups, errors, None))
 
 
+JoinedRows = Mapping[str, Sequence[str]]
+"""Outputs of lookups by key, as `RowJoin` finds other rows: none where there is no row. A key that is not there was not
+looked up."""
+
+
 class RowProgram(Protocol):
     """Rules, bound to the columns of one table."""
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult: ...
+
+    def join_keys(self, values: Sequence[Value], row_id: str) -> list[str]:
+        """The keys of lookups, by which joins find the other rows of a row."""
+
+    def knowing(self, found: JoinedRows) -> RowProgram:
+        """The same rules with the rows that joins find, for those that need them."""
 
     def at(self, now: int) -> RowProgram:
         """The same rules at a time, in microseconds since 1970 UTC, for those that depend on it."""
@@ -130,18 +187,27 @@ class RowProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """A program that depends on the time, at one time."""
+    """A program at one time, if it depends on that, and with joined rows, if it depends on these."""
 
     program: TableProgram
-    now: int
+    now: int | None
+    found: JoinedRows | None = None
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
+        if self.now is None:
+            return self.program.evaluate(values, row_id, None, self.found)
         sqlite = engine()
         sqlite.flip = None
-        return self.program.evaluate(values, row_id, self.now)._replace(flip=sqlite.flip)
+        return self.program.evaluate(values, row_id, self.now, self.found)._replace(flip=sqlite.flip)
+
+    def join_keys(self, values: Sequence[Value], row_id: str) -> list[str]:
+        return self.program.join_keys(values, row_id)
 
     def at(self, now: int) -> RowProgram:
-        return _At(self.program, now)
+        return _At(self.program, now, self.found) if self.program.has_clock else self
+
+    def knowing(self, found: JoinedRows) -> RowProgram:
+        return _At(self.program, self.now, found) if self.program.has_joins else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +239,7 @@ class _Source:
 
     name: str
     statement: RowStatement | None
+    joins: frozenset[str]
     shared_at: int | None = field(default=None, init=False)
 
 
@@ -190,6 +257,101 @@ class _Entry(_Source):
 class _Lookup(_Source):
     key: Callable[[Row], str | None]
     output: Callable[[Row], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundJoin:
+    """`places` are outputs of the join, each with its position in the row."""
+
+    name: str
+    lookup: str
+    statement: RowStatement | None
+    named: Callable[[Row], str | None]
+    places: tuple[tuple[int, int], ...]
+
+    def key(self, row: Row) -> str | None:
+        """The key of a row. Raises EvaluationError."""
+        return self.named(row if self.statement is None else row + self.statement.rows(row)[0])
+
+
+def _used(exprs: Iterable[Expr]) -> frozenset[str]:
+    """The joins that expressions use, by name."""
+    outputs = (joined_output(name) for expr in exprs for name in expr.inputs)
+    return frozenset(output[0] for output in outputs if output is not None)
+
+
+def _with_keys(exprs: tuple[Expr, ...], joins: Mapping[str, RowJoin]) -> tuple[Expr, ...]:
+    """The expressions, and the keys of the joins that they use."""
+    return (*exprs, *(key for name in sorted(_used(exprs)) if name in joins for key in joins[name].keys))
+
+
+def _deciding(source: RowSource, joins: Mapping[str, RowJoin]) -> tuple[Expr, ...]:
+    return _with_keys(source.deciding(), joins)
+
+
+def _by_join(joined: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (name, output), place in joined.items():
+        found.setdefault(name, {})[output] = place
+    return found
+
+
+def bind_joins(layout: Layout, plan: SyncPlan) -> list[BoundJoin]:
+    """The joins whose outputs expressions read that were bound to the layout."""
+    joins, found = {join.name: join for join in plan.joins}, _by_join(layout.joined)
+    return [_bind_join(layout, joins[name], places) for name, places in found.items() if name in joins]
+
+
+def with_joined(
+    joins: Sequence[BoundJoin], row: Row, found: JoinedRows, errors: list[str] | None = None
+) -> tuple[Row, frozenset[str]]:
+    """A row with the values of the rows that joins find for it, and the names of the joins of which it is not known
+    whether there is one. What fails is added to `errors`."""
+    values, unknown = list(row), list[str]()
+    for join in joins:
+        try:
+            key = join.key(row)
+        except EvaluationError as error:
+            unknown.append(join.name)
+            if errors is not None:
+                errors.append(f"{join.lookup}: {error}")
+            continue
+        outputs = () if key is None else found.get(key)
+        if outputs is None:
+            unknown.append(join.name)
+        elif outputs:
+            joined = joined_values(min(outputs))
+            for output, position in join.places:
+                values[position] = joined[output] if joined else 1
+    return tuple(values), frozenset(unknown)
+
+
+def _bind_join(layout: Layout, join: RowJoin, places: Mapping[int, int]) -> BoundJoin:
+    bound = Bound(layout, join.table, (), ())
+    key = _key(join.lookup.name, tuple(bound.position(expr) for expr in join.keys))
+    first = len(layout.columns) + 2
+    at = tuple((output, first + place) for output, place in places.items())
+    return BoundJoin(join.name, join.lookup.name, bound.statement(), key, at)
+
+
+_LITERAL = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
+
+
+@lru_cache(maxsize=10_000)
+def joined_values(output: str) -> tuple[Value, ...]:
+    """The values of the columns of a joined row, from the output of its lookup: SQL literals, as `quote()` of SQLite
+    writes them."""
+    return tuple(map(_of_literal, orjson.loads(output)))
+
+
+def _of_literal(literal: str) -> Value:
+    if literal == "NULL":
+        return None
+    if found := _LITERAL.fullmatch(literal):
+        return found[1].replace("''", "'")
+    if literal.startswith("X'"):
+        return bytes.fromhex(literal[2:-1])
+    return float(literal) if any(sign in literal for sign in ".eInf") else int(literal)
 
 
 def _plain(entry: _Entry) -> PlainEntry | None:
@@ -324,14 +486,15 @@ def _bind_entry(
     table = layout.table if source.output_table is None else source.output_table
     writer = writers.setdefault(tuple(columns.items()), _Writer(columns))
     bucket, repeats = _key(name, params), bool(source.each)
-    return _Entry(name, bound.statement(), definition, table, params, bucket, repeats, writer)
+    joins = _used((*source.deciding(), *source.selected()))
+    return _Entry(name, bound.statement(), joins, definition, table, params, bucket, repeats, writer)
 
 
 def _bind_lookup(layout: Layout, lookup: LookupDefinition) -> _Lookup:
     bound = Bound(layout, lookup.table, lookup.filters, lookup.each)
     keys = tuple(bound.position(expr) for expr in lookup.keys)
     outputs = tuple(bound.position(expr) for expr in lookup.outputs)
-    return _Lookup(lookup.name, bound.statement(), _key(lookup.name, keys), _key("", outputs))
+    return _Lookup(lookup.name, bound.statement(), _used(lookup.exprs()), _key(lookup.name, keys), _key("", outputs))
 
 
 def _key(name: str, positions: tuple[int, ...]) -> Callable[[Row], str | None]:

@@ -64,6 +64,7 @@ class World:
         self._made += 1
         row_id = str(key) if key is not None else f"{named.name}-{self._made}"
         self._put(self._made, self._evaluated(named, columns, row_id))
+        self._settle()
 
     def update(self, table: str, where: Mapping[str, Value], changes: Mapping[str, Value]) -> None:
         """Update rows. Raises ValueError when no row matches `where`, and for a column that is unused and seems to be a
@@ -77,11 +78,13 @@ class World:
             row_id = str(key) if key is not None else row.row_id
             self._take(number)
             self._put(number, self._evaluated(_table_of(row), columns, row_id))
+        self._settle()
 
     def delete(self, table: str, where: Mapping[str, Value]) -> None:
         """Delete rows. Raises ValueError when no row matches `where`."""
         for number, _ in self._like(table, where):
             self._take(number)
+        self._settle()
 
     def set_time(self, now: int) -> None:
         """Evaluate all rows at a time, in microseconds since 1970."""
@@ -89,6 +92,7 @@ class World:
         for number, row in list(self._rows.items()):
             self._take(number)
             self._put(number, self._evaluated(_table_of(row), row.columns, row.row_id))
+        self._settle()
 
     def rows(self) -> Sequence[SourceRow]:
         return [self._rows[number] for number in sorted(self._rows)]
@@ -161,8 +165,21 @@ class World:
             program = bind_table(self.plan, table.source, table.schema, table.name, names)
             assert program is not None  # the plan reads the table
             self._programs[table, names] = program
-        result = program.evaluate(list(columns.values()), row_id, self._now)
-        return SourceRow(table.schema, table.name, columns, row_id, result, table.source, self._now)
+        values = list(columns.values())
+        joined = {key: list(self._lookups.get(key, ())) for key in program.join_keys(values, row_id)}
+        result = program.evaluate(values, row_id, self._now, joined)
+        return SourceRow(table.schema, table.name, columns, row_id, result, table.source, self._now, joined)
+
+    def _settle(self) -> None:
+        """Evaluate rows again until each is as the rows that it is joined to are now."""
+        changed = bool(self.plan.joins)
+        while changed:
+            changed = False
+            for number, row in list(self._rows.items()):
+                if any(list(self._lookups.get(key, ())) != list(found) for key, found in row.joined.items()):
+                    self._take(number)
+                    self._put(number, self._evaluated(_table_of(row), row.columns, row.row_id))
+                    changed = True
 
     def _put(self, number: int, row: SourceRow) -> None:
         self._rows[number] = row

@@ -170,12 +170,12 @@ OFFERED = {
     ),
     "SELECT * FROM t ORDER BY day LIMIT 10": ("SELECT * FROM t ORDER BY day LIMIT 10", "key: [id]"),
     "SELECT id FROM a UNION SELECT id FROM b": ("SELECT id FROM a UNION SELECT id FROM b", "key: [id]"),
-    "SELECT a.id, b.y FROM a LEFT JOIN b ON a.x = b.x": (
-        "SELECT a.id, b.y FROM a LEFT JOIN b ON a.x = b.x",
+    "SELECT a.id, b.y FROM a FULL JOIN b ON a.x = b.x": (
+        "SELECT a.id, b.y FROM a FULL JOIN b ON a.x = b.x",
         "key: [id]",
     ),
-    "SELECT a.id FROM a LEFT JOIN b ON a.x = b.x WHERE b.x IS NULL": (
-        "SELECT a.id FROM a LEFT JOIN b ON a.x = b.x WHERE b.x IS NULL",
+    "SELECT a.id FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.x > a.x)": (
+        "SELECT a.id FROM a WHERE NOT EXISTS(SELECT 1 FROM b WHERE b.x > a.x)",
         "key: [id]",
     ),
     "SELECT id, to_char(day, 'YYYY') AS y FROM t": ("TO_CHAR(day, 'YYYY')", "SELECT * FROM my_s_table`"),

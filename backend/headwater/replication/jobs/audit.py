@@ -75,6 +75,8 @@ class Audit(Job):
 
     def _run(self) -> Steps[JobOutcome]:
         context, request = self._context, self._request
+        while context.stream.joined.is_busy:
+            yield  # rows that wait to be evaluated are no difference
         self._part = resync = Resync(context, request)
         compared = yield from resync.steps
         self._part = None
@@ -139,6 +141,7 @@ def verify_job(
         store=context.store.address,
         directory=context.store.staging_directory(context.lease),
         buckets=oids is None,
+        joined=context.stream.joined.lookups,
     )
 
 
@@ -358,7 +361,8 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
                     gone.discard(row.row_id)
                     cells = table.intact_cells(row)
                     if cells is not None:
-                        lookups = table.bound.transform.evaluate(cells, row.row_id).lookups
+                        bound = table.bound.knowing(flush.joined, [(cells, row.row_id)])
+                        lookups = bound.transform.evaluate(cells, row.row_id).lookups
                         flush.replace_lookups(stored.id, row.row_id, lookups)
             for row_id in gone:
                 flush.replace_lookups(stored.id, row_id, ())

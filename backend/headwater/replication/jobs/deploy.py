@@ -52,6 +52,7 @@ class Deploy(Job):
         self._pages = (0, 0)  # taken in, and in total
         self._resync: Resync | None = None
         self._refresh: Refresh | None = None
+        self._joined = ""
         self.prepared = False
 
     def describe(self) -> str:
@@ -59,6 +60,8 @@ class Deploy(Job):
             return f"new tables: {self._resync.describe()}"
         if self._refresh is not None:
             return self._refresh.describe()
+        if self._joined:
+            return self._joined
         taken, pages = self._pages
         return f"took in {taken:,} of {pages:,} pages of rows" if pages else f"evaluated {self._progress}"
 
@@ -81,6 +84,7 @@ class Deploy(Job):
                 outcome = yield from self._reprocess(plan, missing, known)
                 yield from self._fill(plan, new)
                 yield from self._compute([*used.plans, plan])
+                yield from self._evaluate_joined(plan)
             finally:
                 context.stream.recording.watch(())
             others = () if self._version.state is VersionState.ACTIVE else self._others_to_refresh()
@@ -175,6 +179,15 @@ class Deploy(Job):
                 self._refresh = Refresh(self._context, plans, table)
                 yield from self._refresh.steps
                 self._refresh = None
+
+    def _evaluate_joined(self, plan: SyncPlan) -> Steps[None]:
+        """Wait until all rows are evaluated with those that they are joined to, which were not there before."""
+        joined = self._context.stream.joined
+        self._context.stream.take_in_joined([join.lookup.name for join in plan.joins])
+        while joined.is_busy:  # the stream evaluates them between two steps
+            self._joined = joined.describe()
+            yield
+        self._joined = ""
 
     def _fill(self, plan: SyncPlan, new: frozenset[int]) -> Steps[None]:
         """Read new tables from the source."""

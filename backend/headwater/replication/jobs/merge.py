@@ -178,7 +178,7 @@ class Merge:
             row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
         }
         stream = self._context.stream
-        times = stream.times(table, states.keys())
+        times = stream.times(table, states)
         for row in stream.stored_rows(table, list(states)):
             cells = states[row.row_id]
             problems[row.row_id] = _problem(table, row, cells, times)

@@ -300,6 +300,7 @@ class Refresh(Job):
             store=context.store.address,
             directory="",
             now=context.stream.job_time(plans),
+            joined=context.stream.joined.lookups,
         )
 
     def _compare(

@@ -210,6 +210,7 @@ class Resync(Job):
             store=context.store.address,
             directory=context.store.staging_directory(context.lease),
             now=context.stream.job_time(request.plans if request.verify else ()),
+            joined=context.stream.joined.lookups,
         )
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:

@@ -288,7 +288,10 @@ class Sampling:
                 position = batch[-1].place + 1
                 sums.add_rows(table_id, [row for _, row in batch], own=table_id in own)
                 if live is not None and table is not None and self._context.stream.table(live.relation.oid) == live:
-                    misplaced, astray = wrong_rows(live, plans, reader, batch, self._context.stream.time.now)
+                    stream = self._context.stream
+                    misplaced, astray = wrong_rows(live, plans, reader, batch, stream.time.now, stream.joined.lookups)
+                    if stream.joined.waits(live.id):
+                        misplaced, astray = [], []  # they are about to be evaluated
                     reader.release()
                     self._rows_broken(live, misplaced, "not in the buckets that the rules give them")
                     self._lookups_broken(live, astray)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from headwater.bulk.bound_table import Times
+from headwater.bulk.bound_table import Times, join_keys
 from headwater.decode.copytext import split_line
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
@@ -28,7 +28,7 @@ from headwater.replication.stream.change_log import ChangeLog
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.rows.probe import ProbeBusyError, ProbeFailedError, SourceProbe
-from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, JoinedLookups, PlacedRow
 from headwater.storage.sql.verify import (
     MODULUS,
     MOST_ROWS,
@@ -157,13 +157,22 @@ class Sums:
 
 
 def wrong_rows(
-    live: LiveTable, plans: Sequence[SyncPlan], reader: VerifyReader, batch: Sequence[PlacedRow], now: int
+    live: LiveTable,
+    plans: Sequence[SyncPlan],
+    reader: VerifyReader,
+    batch: Sequence[PlacedRow],
+    now: int,
+    known: JoinedLookups,
 ) -> tuple[list[str], list[str]]:
     """Of a table's rows, the ids of those that are not in the buckets that the rules give them, and of those with other
-    lookups. `now` is the time at which rows were evaluated last, where rules read the clock."""
-    bound, names = live.bound, frozenset(lookup.name for plan in plans for lookup in plan.lookups)
+    lookups. `now` is the time at which rows were evaluated last, where rules read the clock; `known` are the lookups of
+    the rows that rows are joined to."""
+    names = frozenset(lookup.name for plan in plans for lookup in plan.lookups)
     ids = [row.row_id for _, row in batch]
-    times = Times(now, reader.flips(live.id, ids)) if bound.has_clock else Times()
+    keys = join_keys(live.layouts, (*live.earlier, live.bound), (row for _, row in batch))
+    joined = reader.joined(known, keys)
+    bound = live.bound.joined_to(joined)
+    times = Times(now, reader.flips(live.id, ids) if bound.has_clock else {}, joined)
     stored = reader.lookups(live.id, ids) if bound.has_lookups else {}
     misplaced: list[str] = []
     astray: list[str] = []
@@ -180,8 +189,8 @@ def wrong_rows(
         )
         if not right and not live.in_right_buckets(row, times):
             misplaced.append(row.row_id)
-        known = {entry for entry in stored.get(row.row_id, ()) if entry.key.partition("[")[0] in names}
-        if bound.has_lookups and known != set(entries):
+        there = {entry for entry in stored.get(row.row_id, ()) if entry.key.partition("[")[0] in names}
+        if bound.has_lookups and there != set(entries):
             astray.append(row.row_id)
     return misplaced, astray
 

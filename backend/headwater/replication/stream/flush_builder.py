@@ -28,6 +28,7 @@ from headwater.replication.stream.change_log import Recording
 from headwater.replication.stream.commit_watch import CommitWatch
 from headwater.replication.stream.flush_time import LOOK_AGAIN, NEVER, FlushTime
 from headwater.replication.stream.fold import Fold, IncompleteRows, completed
+from headwater.replication.stream.joined_rows import JoinedRows
 from headwater.replication.stream.registry import TableRegistry, same_name
 from headwater.replication.tables.changes import NameBook, empty
 from headwater.replication.tables.live import Filler, LiveContext, LiveTable
@@ -52,6 +53,7 @@ IDLE_SECONDS = 1.0
 READING_SECONDS = 1.0
 _FIRST_READ, _MOST_READ = 4, 1_000
 _DUE_AT_ONCE = 2_000  # evaluated by one flush, while commits wait
+_MOST_DEPENDENTS = 5_000  # evaluated by the flush that changes what they are joined to
 
 
 class FlushBuilder:
@@ -85,6 +87,8 @@ class FlushBuilder:
         self._flush: Flush | None = None
         self.time = FlushTime(clock, store, context.source)
         self.time.renew(self.tables)
+        self.joined = JoinedRows(store, context.source)
+        self.joined.renew(self.tables)
 
     @property
     def source(self) -> str:
@@ -109,6 +113,7 @@ class FlushBuilder:
             self._flush.alone = self.alone
             self.progress.opened_at = time.monotonic()
             self.time.begin(self._flush)
+            self.joined.begin(self._flush)
         return self._flush
 
     # changes
@@ -191,6 +196,8 @@ class FlushBuilder:
                 log.truncate(self.final_lsn, table)
             self.incomplete.clear(table.id)
             self.tables.truncated(table, empty(flush, table, self.tables.context.keys))
+            self.joined.renew(self.tables)
+            self.joined.begin(flush)
             self.progress.changes += 1
 
     def log_errors(self, fold: Fold) -> None:
@@ -323,8 +330,10 @@ class FlushBuilder:
             return
         if self._reads.roots:
             self._check_names()
+        self._evaluate_dependents(self._flush)
         checkpoint = self._flush.commit(self.source, ReplicationProgress(progress.reached, progress.committed_us))
         self._flush = None
+        self.joined.committed()
         progress.stored(self.source, checkpoint.op_id)
         self._reads.reset()
         self._forget_xids()
@@ -344,6 +353,7 @@ class FlushBuilder:
             self._flush.rollback()
             self._flush = None
             self._reads.reset()
+            self.joined.reset()
 
     # what bulk jobs read, and write beside the stream; all with no transaction half read
 
@@ -363,12 +373,14 @@ class FlushBuilder:
         with self._reading() as flush:
             yield from flush.load_all(table.id, row_ids, self.batch_bytes)
 
-    def times(self, table: LiveTable, row_ids: Collection[str]) -> Times:
-        """What these rows of a table are judged by."""
-        if not table.bound.has_clock:
+    def times(self, table: LiveTable, rows: Mapping[str, FullCells | None]) -> Times:
+        """What these rows of a table are judged by, given their cells by id."""
+        if not (table.bound.has_clock or table.bound.has_joins):
             return Times()
+        keys = table.bound.join_keys((cells, row_id) for row_id, cells in rows.items() if cells is not None)
         with self._reading() as flush:
-            return Times(self.time.now, flush.flips(table.id, row_ids))
+            flips = flush.flips(table.id, rows.keys()) if table.bound.has_clock else {}
+            return Times(self.time.now, flips, flush.joined(keys))
 
     def job_time(self, plans: Iterable[SyncPlan]) -> int:
         """The time at which work beside the stream evaluates rows by these plans; 0 when they don't read the clock."""
@@ -439,8 +451,38 @@ class FlushBuilder:
         lacking = self.incomplete.of(table.id)
         # Rows that are gone or can't be read have no time; those that lack values are evaluated when they have them
         flush.put_flips(table.id, {each: flush.now + LOOK_AGAIN if each in lacking else None for each in due})
+        self._evaluate(flush, table, due)
+
+    # rows that are evaluated with rows of other tables
+
+    def take_in_joined(self, lookups: Sequence[str]) -> None:
+        """A deploy has evaluated these lookups over all rows: from here on rows are evaluated with what they give."""
+        self.joined.take_in(lookups)
+        if self._flush is not None:
+            self.joined.begin(self._flush)
+
+    def evaluate_joined(self) -> None:
+        """Evaluate some of the rows again that wait for it since others changed that they are joined to, and commit.
+        Between flushes; does nothing most of the time."""
+        if self.joined.is_busy:
+            found = self.joined.next_rows(self.open())
+            if found is not None:
+                self._evaluate(self.open(), *found)
+            self.commit()
+
+    def _evaluate_dependents(self, flush: Flush) -> None:
+        """Evaluate rows again that depend on what the flush has changed in others."""
+        left = _MOST_DEPENDENTS
+        while rows := list(self.joined.dependents(flush, left)):
+            for table, row_ids in rows:
+                self._evaluate(flush, table, row_ids)
+                left -= len(row_ids)
+
+    def _evaluate(self, flush: Flush, table: LiveTable, row_ids: Sequence[str]) -> None:
+        """Evaluate stored rows again. Those that lack values are evaluated when they have them."""
+        lacking = self.incomplete.of(table.id)
         states: dict[str, FullCells | None] = {}
-        for row in flush.load_all(table.id, [row_id for row_id in due if row_id not in lacking], self.batch_bytes):
+        for row in flush.load_all(table.id, [row_id for row_id in row_ids if row_id not in lacking], self.batch_bytes):
             cells = None if is_stub(row.line) else table.intact_cells(row)
             if cells is not None:
                 states[row.row_id] = cells
@@ -479,6 +521,9 @@ class FlushBuilder:
         before = self.tables.layouts()
         self.tables.renew(context, stored)
         self.time.renew(self.tables)
+        self.joined.renew(self.tables)
+        if self._flush is not None:
+            self.joined.begin(self._flush)
         now = self.tables.layouts()
         for table in [table for table in self.incomplete.tables() if now.get(table) != before.get(table)]:
             self.incomplete.clear(table)  # gone, or compared again in its present form

@@ -430,7 +430,7 @@ class RowWriter:
     def write(self, table: LiveTable, rows: Mapping[str, RowState], *, reevaluate: bool = False) -> int:
         """Write rows by their ids; without `reevaluate`, only those that changed. Returns the number of ops."""
         put, gone, ops, buckets = list[CurrentRow](), list[str](), list[DraftOp](), Buckets()
-        bound = table.bound.at(self._flush.now) if table.bound.has_clock else table.bound
+        bound = table.bound.at(self._flush.now).knowing(self._flush.joined, _evaluated(rows))
         transform, layout, has_lookups, has_clock = bound.transform, table.layout, bound.has_lookups, bound.has_clock
         write, written, byte_budget = transform.write, 0, self._batch_bytes
         for row_id, row in rows.items():
@@ -499,6 +499,13 @@ class RowWriter:
         for collected in (put, gone, ops, buckets, self._flips):
             collected.clear()
         return count
+
+
+def _evaluated(rows: Mapping[str, RowState]) -> Iterator[tuple[FullCells, str]]:
+    """The rows that rules are evaluated on, each its cells and id."""
+    for row_id, row in rows.items():
+        if isinstance(row.cells, tuple) and type(row.cells) is not LargeCells:
+            yield row.cells, row_id
 
 
 def _line_of_large(cells: FullCells) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,3 +83,16 @@ class BulkRecord:
     ops: int
     started: float
     finished: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedLookup:
+    """Where the rows are that a lookup gives: in `tables`, by id. `alone`: its entries have no values, so one tells as
+    much as all."""
+
+    tables: tuple[int, ...]
+    alone: bool
+
+
+JoinedLookups = Mapping[str, JoinedLookup]
+"""By name, the lookups whose rows others are evaluated with, as far as they are complete."""

@@ -203,6 +203,13 @@ join lookups l on left(l.key, 500) = left(k.key, 500) and l.key = k.key
 join tables t on t.id = l.table_id and t.state = 'active' order by l.table_id, l.row_id, l.output
 """
 
+_OUTPUTS = """
+select k.key, f.output from unnest(?::text[]) k (key) join lateral (
+    select l.output from lookups l
+    where left(l.key, 500) = left(k.key, 500) and l.key = k.key and l.table_id = any(?::bigint[]) limit ?
+) f on true
+"""
+
 
 def _named_buckets(db: Cursor, columns: str, names: Mapping[str, int]) -> list[Row]:
     return db.rows(_NAMED.format(columns), list(names.values()), list(names))
@@ -318,6 +325,8 @@ POSTGRES = Dialect(
     clients_of="left(split_part(w.key, '/', 1), 500) = left(?1, 500) and starts_with(w.key, ?1 || '/')",
     named_buckets=_named_buckets,
     lookups_under=lambda db, keys: db.rows(_LOOKUPS, list(keys)),
+    outputs_under=lambda db, tables, keys, most: db.rows(_OUTPUTS, list(keys), list(tables), most),
+    has_key="left(l.key, 500) = left(?1, 500) and l.key = ?1",
     create_rows="""
         create table rows_{table:d} (
             place   bigint generated always as identity,

@@ -181,6 +181,10 @@ class Dialect:
     named_buckets: NamedBuckets
     lookups_under: Callable[[Cursor, Sequence[str]], list[Row]]
     """Reads (key, output) of current lookups under some keys."""
+    outputs_under: Callable[[Cursor, Sequence[int], Sequence[str], int], list[Row]]
+    """Reads (key, output) of lookups of some tables under some keys, of each key at most so many."""
+    has_key: str
+    """A condition that a lookup `l` has the key `?1`."""
 
     # table generations
     create_rows: str

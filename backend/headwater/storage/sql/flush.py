@@ -19,7 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from headwater.oplog.op import CLEAR_BODY
 from headwater.oplog.transform import Bucket, Buckets, DraftOp
-from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow, JoinedLookups
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress
@@ -27,10 +27,12 @@ from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.segments import BucketSum, Run, number_ops
 from headwater.storage.shared.turns import Turns
 from headwater.storage.sql import bucket_keys as keyed
-from headwater.storage.sql import tables
+from headwater.storage.sql import control, lookups, tables
 from headwater.storage.sql.bucket_keys import KnownBuckets, Naming
 from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.lookups import ChangedKey, FoundRow
 from headwater.storage.sql.ops import INSERT_CLEARS, give_clears
+from headwater_rules.plan import JOIN
 from headwater_rules.results import LookupEntry
 
 _F = TypeVar("_F", bound="Flush")
@@ -62,6 +64,8 @@ class Numbers:
     sums: dict[int, BucketSum] = field(default_factory=dict)
 
 
+_OF_ROWS = f"{JOIN}."
+
 LookupPlace = tuple[int, str]
 """A table, and the id of a row that has lookups."""
 
@@ -85,6 +89,7 @@ class Kept:
     flips: dict[int, dict[str, int | None]] = field(default_factory=dict)
     """By table and row id."""
     tick: tuple[str, int] | None = None
+    meta: dict[str, str] = field(default_factory=dict)
     bytes: int = 0
 
 
@@ -113,6 +118,8 @@ class Flush(ABC):
         self._numbers = Numbers()
         self._kept = Kept()
         self._touched: set[str] = set()  # keys of lookups
+        self._watched: JoinedLookups = {}
+        self._changed: dict[str, ChangedKey] = {}  # keys of these
         self._turns: Turns | None = None
         self.now = 0
         """The time that rules see, in microseconds since 1970; 0 where none reads it."""
@@ -237,8 +244,68 @@ class Flush(ABC):
         gone = [(*place, entry) for place, entries in pending.items() for entry in sorted(stored[place] - entries)]
         new = [(*place, entry) for place, entries in pending.items() for entry in sorted(entries - stored[place])]
         self._change_lookups(gone, new)
+        for _, _, entry in gone if self._watched else ():
+            if lookups.name_of(entry.key) in self._watched:
+                self._changed.setdefault(entry.key, ChangedKey()).gone.append(entry.output)
+        for _, _, entry in new if self._watched else ():
+            if lookups.name_of(entry.key) in self._watched:
+                self._changed.setdefault(entry.key, ChangedKey()).new.append(entry.output)
         if len(self._touched) <= NAMEABLE:  # above that, none is recorded
-            self._touched.update(entry.key for _, _, entry in gone + new)
+            self._touched.update(entry.key for _, _, entry in gone + new if not entry.key.startswith(_OF_ROWS))
+
+    # rows that others are evaluated with
+
+    def watch(self, watched: JoinedLookups) -> None:
+        """Read rows of other tables by these lookups, and keep note of what changes in them."""
+        self._watched = watched
+
+    @explaining
+    def joined(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        """`lookups.outputs` of the watched lookups, as this transaction leaves them."""
+        if not keys:
+            return {}
+        self._send_lookups()
+        return lookups.outputs(self._cursor, self._watched, keys)
+
+    @explaining
+    def changed_keys(self) -> list[str]:
+        """The keys of watched lookups under which a join finds another row than before, since the last call."""
+        if not self._watched:
+            return []
+        self._send_lookups()
+        changed, self._changed = self._changed, {}
+        return [
+            key
+            for key, change in changed.items()
+            if (lookup := self._watched.get(lookups.name_of(key))) is not None
+            and lookups.differs(self._cursor, lookup, key, change)
+        ]
+
+    @explaining
+    def rows_under(self, table: int, key: str, after: str, most: int) -> list[FoundRow]:
+        """`lookups.rows_under`, as this transaction leaves them."""
+        self._send_all()
+        return lookups.rows_under(self._cursor, table, key, after, most)
+
+    @explaining
+    def rows_after(self, table: int, after: str, most: int) -> list[FoundRow]:
+        """`lookups.rows_after`, as this transaction leaves them."""
+        self._send_all()
+        return lookups.rows_after(self._cursor, table, after, most)
+
+    def set_meta(self, key: str, text: str) -> None:
+        """Store a short text under a key, as part of this transaction."""
+        self._kept.meta[key] = text
+
+    def _send_lookups(self) -> None:
+        if self._kept.lookups:
+            self._lock()
+            self._write_lookups()
+
+    def _send_all(self) -> None:
+        if self._kept.bytes or self._kept.lookups:
+            self._lock()
+            self._send()
 
     # what is kept back
 
@@ -390,6 +457,9 @@ class Flush(ABC):
         marked, self._kept.marked = self._kept.marked, []
         for table, reason in marked:
             tables.mark_resync(self._cursor, [table], reason)
+        meta, self._kept.meta = self._kept.meta, {}
+        for key, text in meta.items():
+            control.set_meta(self._cursor, key, text)
 
     # ending
 

@@ -22,10 +22,10 @@ from headwater.oplog.keys import StoreKeys, in_memory
 from headwater.oplog.op import put_checksum
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_memberships
-from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, JoinedLookups, PlacedRow
 from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.shared.segments import numbered, op_id_of
-from headwater.storage.sql import bucket_keys, tables
+from headwater.storage.sql import bucket_keys, lookups, tables
 from headwater.storage.sql.control import holders, secret
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
@@ -211,6 +211,10 @@ class VerifyReader:
     def flips(self, table: int, row_ids: Sequence[str]) -> dict[str, int]:
         """When those of the rows have to be evaluated again that have to be, by id."""
         return tables.flips(self._db, table, row_ids)
+
+    def joined(self, known: JoinedLookups, keys: Sequence[str]) -> dict[str, list[str]]:
+        """What these lookups give under keys, by key. Keys of others are left out."""
+        return lookups.outputs(self._db, known, keys) if keys else {}
 
     def lone_lookups(self, table: int) -> list[str]:
         """Row ids that have lookups but no current row."""

@@ -191,6 +191,12 @@ where l.key = ? order by l.table_id, l.row_id, l.output
 """
 
 
+def _outputs_under(db: Cursor, tables: Sequence[int], keys: Sequence[str], most: int) -> list[Row]:
+    among = ", ".join(map(str, map(int, tables)))
+    query = f"select key, output from lookups where key = ? and table_id in ({among}) limit ?"
+    return db.execute_many(query, [(key, most) for key in keys])
+
+
 def _named_buckets(db: Cursor, columns: str, names: Mapping[str, int]) -> list[Row]:
     return db.execute_many(f"select {columns} from buckets where {NAMED}", [(key, name) for name, key in names.items()])
 
@@ -314,6 +320,8 @@ SQLITE = Dialect(
     clients_of="w.key > ?1 || '/' and w.key < ?1 || '0'",  # keys of clients begin with `user/`, and "0" follows "/"
     named_buckets=_named_buckets,
     lookups_under=lambda db, keys: db.execute_many(_LOOKUPS, [(key,) for key in keys]),
+    outputs_under=_outputs_under,
+    has_key="l.key = ?1",
     create_rows=ROWS_TABLE,
     index_rows=(ROWS_INDEX,),
     drop_generation=(
