@@ -37,6 +37,10 @@ class RowResult(NamedTuple):
     flip: int | None = None
 
 
+UNKNOWN = "[null]"
+"""The output of a lookup for a row of which rules can't say what it gives, where others are evaluated with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRow:
     """One row as it stands in the source, and what it gives. `source` is its tag, or for a shard `tag/shard`; `now` is

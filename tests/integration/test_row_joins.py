@@ -216,6 +216,48 @@ def test_column_that_is_dropped_closes(deploy: Deploy, source_db: SourceDb) -> N
     agree(deployment, forms)
 
 
+def test_row_that_cannot_be_evaluated_closes(deploy: Deploy, source_db: SourceDb) -> None:
+    """Where a rule fails on the other row, it is not known whether there is one."""
+    forms = {
+        "clean": """SELECT id, title FROM todos AS "clean"
+            WHERE NOT EXISTS (SELECT 1 FROM muted WHERE todo = "clean".id AND kind ->> 'hard' = '1')""",
+        "nested": """SELECT id, title FROM todos AS "nested" WHERE NOT EXISTS (SELECT 1 FROM lists l
+            WHERE l.id = "nested".list
+            AND NOT EXISTS (SELECT 1 FROM muted m WHERE m.list = l.id AND kind ->> 'x' = '1'))""",
+    }
+    source_db.execute(
+        "create table lists (id text primary key); create table muted (id text primary key, todo text, list text, kind"
+        " text); create table todos (id text primary key, title text, list text); insert into lists values ('l1');"
+        "insert into todos values ('t1', 'one', 'l1'), ('t2', 'two', null); insert into muted values"
+        " ('m1', 't1', 'l1', '{\"hard\": 0}'), ('m2', 't2', null, '{\"hard\": 1}')"
+    )
+    deployment = deploy(auto_streams(**forms)).start()
+
+    def given() -> dict[str, set[str]]:
+        return {name: set(rows) for name, rows in shown(deployment, forms).items()}
+
+    wait_until(lambda: given() == {"clean": {"t1"}, "nested": {"t2"}}, "the first rows")
+    source_db.execute("update muted set kind = 'no JSON'")
+    wait_until(lambda: given() == {"clean": set(), "nested": {"t2"}}, "rows of which nothing is known to leave")
+    source_db.execute("update muted set kind = '{\"x\": 1}'")
+    wait_until(lambda: given() == {"clean": {"t1", "t2"}, "nested": {"t1", "t2"}}, "rows to come")
+    assert deployment.ask("audit")["differences"] == {}
+
+
+def test_version_that_is_deployed_again(deploy: Deploy, source_db: SourceDb) -> None:
+    """What was true before its lookups were removed does not count when they are built again."""
+    deployment, random = start(deploy, source_db), Random(8)
+    deployment.keep_stopped = 0.0
+    for _ in range(2):
+        deployment.redeploy(auto_streams(**ALL))
+        deployment.stop()
+        deployment.start()
+        for _ in range(10):
+            change(source_db, random)
+        deployment.redeploy(auto_streams(**FORMS))
+        assert shown(deployment, FORMS) == truth(source_db, FORMS)
+
+
 def test_one_checkpoint_has_both_sides(deploy: Deploy, source_db: SourceDb) -> None:
     """A transaction over both tables is one checkpoint: no device sees a row with what it was joined to before."""
     source_db.execute(

@@ -7,7 +7,7 @@ SQLite, as one prepared statement for as many of the sources as can share one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -20,6 +20,7 @@ from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, r
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.naming import as_text, key_text
 from headwater_rules.plan import (
+    JOIN,
     Expr,
     LookupDefinition,
     Output,
@@ -30,7 +31,7 @@ from headwater_rules.plan import (
     Value,
     joined_output,
 )
-from headwater_rules.results import LookupEntry, Put, RowResult
+from headwater_rules.results import UNKNOWN, LookupEntry, Put, RowResult
 
 _new = tuple.__new__
 _PLAIN: Sequence[Row] = ((),)
@@ -155,14 +156,26 @@ class TableProgram:
                 _computed(entry, _matches(entry, entry.statement, row, known), row, row_id, puts)
             except EvaluationError as error:
                 errors.append(f"{entry.name}: {error}")
+        self._add_lookups(row, known, unknown, lookups, errors)
+        return _new(RowResult, (puts, lookups, errors, None))
+
+    def _add_lookups(
+        self,
+        row: Row,
+        known: Sequence[Sequence[Row] | None],
+        unknown: frozenset[str],
+        entries: list[LookupEntry],
+        errors: list[str],
+    ) -> None:
         for lookup in self._lookups:
-            if unknown and not unknown.isdisjoint(lookup.joins):
+            if not unknown.isdisjoint(lookup.joins):
+                entries += _failed(lookup, row)
                 continue
             try:
-                _look_up(lookup, row, known, lookups)
+                _look_up(lookup, row, known, entries)
             except EvaluationError as error:
                 errors.append(f"{lookup.name}: {error}")
-        return _new(RowResult, (puts, lookups, errors, None))
+                entries += _failed(lookup, row)
 
 
 JoinedRows = Mapping[str, Sequence[str]]
@@ -255,8 +268,11 @@ class _Entry(_Source):
 
 @dataclass(slots=True)
 class _Lookup(_Source):
+    """`failed` gives the key by itself, of a lookup of rows that others are evaluated with."""
+
     key: Callable[[Row], str | None]
     output: Callable[[Row], str | None]
+    failed: BoundJoin | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +333,7 @@ def with_joined(
                 errors.append(f"{join.lookup}: {error}")
             continue
         outputs = () if key is None else found.get(key)
-        if outputs is None:
+        if outputs is None or UNKNOWN in outputs:
             unknown.append(join.name)
         elif outputs:
             joined = joined_values(min(outputs))
@@ -408,6 +424,16 @@ def _look_up(lookup: _Lookup, row: Row, known: Sequence[Sequence[Row] | None], e
                 entries.append(entry)
 
 
+def _failed(lookup: _Lookup, row: Row) -> Iterator[LookupEntry]:
+    """What a row gives of which a lookup can't tell: others must not be evaluated as if it were not there."""
+    try:
+        key = None if lookup.failed is None else lookup.failed.key(row)
+    except EvaluationError:
+        return
+    if key is not None:
+        yield LookupEntry(key, UNKNOWN)
+
+
 class _Writer:
     """Writes the data and the id of a row, given the positions of its selected values."""
 
@@ -494,7 +520,13 @@ def _bind_lookup(layout: Layout, lookup: LookupDefinition) -> _Lookup:
     bound = Bound(layout, lookup.table, lookup.filters, lookup.each)
     keys = tuple(bound.position(expr) for expr in lookup.keys)
     outputs = tuple(bound.position(expr) for expr in lookup.outputs)
-    return _Lookup(lookup.name, bound.statement(), _used(lookup.exprs()), _key(lookup.name, keys), _key("", outputs))
+    statement, key = bound.statement(), _key(lookup.name, keys)
+    failed = None
+    if statement is not None and lookup.name.startswith(f"{JOIN}."):
+        alone = Bound(layout, lookup.table, (), ())
+        named = _key(lookup.name, tuple(alone.position(expr) for expr in lookup.keys))
+        failed = BoundJoin("", lookup.name, alone.statement(), named, ())
+    return _Lookup(lookup.name, statement, _used(lookup.exprs()), key, _key("", outputs), failed)
 
 
 def _key(name: str, positions: tuple[int, ...]) -> Callable[[Row], str | None]:

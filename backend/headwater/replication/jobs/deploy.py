@@ -76,6 +76,7 @@ class Deploy(Job):
         missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         yield from self._recompute(used.plans)
         context.store.begin_definitions(context.lease, missing)
+        context.stream.joined.begin_anew(missing)
         known = list(context.all_stored().values())
         new = self._create_tables(plan)
         context.follow([*used.plans, plan])

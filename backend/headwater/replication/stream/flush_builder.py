@@ -455,7 +455,7 @@ class FlushBuilder:
 
     # rows that are evaluated with rows of other tables
 
-    def take_in_joined(self, lookups: Sequence[str]) -> None:
+    def take_in_joined(self, lookups: Collection[str]) -> None:
         """A deploy has evaluated these lookups over all rows: from here on rows are evaluated with what they give."""
         self.joined.take_in(lookups)
         if self._flush is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from headwater.replication.stream.registry import TableRegistry
@@ -97,9 +97,19 @@ class JoinedRows:
         self._tables = {table.id: table for table in self._all if table.bound.has_joins}
         self._look()
 
-    def take_in(self, lookups: Sequence[str]) -> None:
-        """A deploy has evaluated these lookups over all rows."""
-        self._taken_in.update(lookups)
+    def begin_anew(self, lookups: Collection[str]) -> None:
+        """A deploy begins to evaluate these lookups, of which the store has nothing."""
+        self._taken_in.difference_update(lookups)
+        self._look()
+
+    def take_in(self, lookups: Collection[str]) -> None:
+        """A deploy has evaluated these lookups over all rows. Rows may have been evaluated with fewer meanwhile."""
+        new = set(lookups) - self._store.complete_definitions(self._source).keys()
+        self._taken_in |= new
+        for table in self._tables.values():
+            if any(join.lookup.name in new for join in self._of(table)):
+                self._settled.pop(str(table.id), None)
+        self._whole.clear()
         self._look()
 
     def _look(self) -> None:
@@ -123,14 +133,18 @@ class JoinedRows:
     def _feeds(self, lookup: LookupDefinition, table: LiveTable) -> bool:
         return lookup.table.matches(tag_of(self._source), table.relation.schema, table.relation.name)
 
+    def _of(self, table: LiveTable) -> Iterator[RowJoin]:
+        """The joins of rows of a table."""
+        tag, relation = tag_of(self._source), table.relation
+        joins = (join for joins in self._joins.values() for join in joins)
+        return (join for join in joins if join.table.matches(tag, relation.schema, relation.name))
+
     def _state(self, table: LiveTable) -> str:
         """A text for everything that decides which rows the joins of a table find, but the rows."""
         found: list[object] = [table.id, sorted(table.bound.definitions)]
-        for joins in self._joins.values():
-            for join in joins:
-                if join.table.matches(tag_of(self._source), table.relation.schema, table.relation.name):
-                    lookup = self.lookups.get(join.lookup.name)
-                    found.append([join.name, None if lookup is None else sorted(lookup.tables)])
+        for join in self._of(table):
+            lookup = self.lookups.get(join.lookup.name)
+            found.append([join.name, None if lookup is None else sorted(lookup.tables)])
         text = json.dumps(sorted(map(json.dumps, found)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headwater.storage.contract.parts import JoinedLookup, JoinedLookups
 from headwater.storage.sql.cursor import Cursor
+from headwater_rules.results import UNKNOWN
 
 NO_LIMIT = 1 << 60
 
@@ -39,6 +40,8 @@ class ChangedKey:
 
 def differs(db: Cursor, lookup: JoinedLookup, key: str, changed: ChangedKey) -> bool:
     """Whether the row that a join finds by a key, the one with the least output, is another one after a change."""
+    if UNKNOWN in changed.gone or UNKNOWN in changed.new:
+        return True
     most = len(changed.new) + 1 if lookup.alone else NO_LIMIT
     now = [output for _, output in db.dialect.outputs_under(db, lookup.tables, [key], most)]
     if lookup.alone:
