@@ -80,6 +80,28 @@ def test_keys_that_give_another_row(
         assert flush.changed_keys() == []
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([("3", [(FAR, '["0"]')]), ("3", [])], []),  # came and went
+        ([("3", [(FAR, '["0"]')]), ("3", [(FAR, '["3"]')]), ("3", [(FAR, '["0"]')])], [FAR]),
+        ([("1", []), ("1", [("join.a[1]", "[]"), (FAR, '["1"]')])], []),  # went and came
+        ([("3", [("join.a[2]", "[]")]), ("3", []), ("3", [("join.a[2]", "[]")])], ["join.a[2]"]),
+        ([("3", [("join.a[2]", "[]")]), ("3", [])], []),
+    ],
+)
+def test_keys_that_change_several_times(
+    filled: SourceWriter, steps: list[tuple[str, list[tuple[str, str]]]], expected: list[str]
+) -> None:
+    """Each step is read, as by rows that are joined, before the next one."""
+    with filled.rolled_back() as flush:
+        flush.watch(known(filled))
+        for row_id, entries in steps:
+            replace(flush, filled, row_id, *entries)
+            flush.joined([FAR, "join.a[2]"])
+        assert sorted(flush.changed_keys()) == expected
+
+
 def test_rows_page_by_page(filled: SourceWriter) -> None:
     with filled.rolled_back() as flush:
         flush.put_rows(filled.table, [CurrentRow("9", 0, "line", "", None)])
@@ -87,7 +109,7 @@ def test_rows_page_by_page(filled: SourceWriter) -> None:
 
         def all_under(key: str, most: int) -> list[str]:
             found: list[str] = []
-            after = ""
+            after: str | None = None
             while page := flush.rows_under(filled.table, key, after, most):
                 found += [row_id for _, row_id in page]
                 after = page[-1][0]
@@ -96,7 +118,7 @@ def test_rows_page_by_page(filled: SourceWriter) -> None:
         assert all_under("join.a[1]", 2) == ["1", "2", "9", LONG]
         assert all_under(FAR, 1) == ["1", "2"]
         assert all_under("join.a[2]", 1) == []
-        first = flush.rows_after(filled.table, "", 3)
+        first = flush.rows_after(filled.table, None, 3)
         assert [row_id for _, row_id in first] == ["1", "2", "3"]
         assert [row_id for _, row_id in flush.rows_after(filled.table, first[-1][0], 3)] == ["9", LONG]
 

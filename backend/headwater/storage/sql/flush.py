@@ -246,10 +246,10 @@ class Flush(ABC):
         self._change_lookups(gone, new)
         for _, _, entry in gone if self._watched else ():
             if lookups.name_of(entry.key) in self._watched:
-                self._changed.setdefault(entry.key, ChangedKey()).gone.append(entry.output)
+                self._changed.setdefault(entry.key, ChangedKey()).take(entry.output)
         for _, _, entry in new if self._watched else ():
             if lookups.name_of(entry.key) in self._watched:
-                self._changed.setdefault(entry.key, ChangedKey()).new.append(entry.output)
+                self._changed.setdefault(entry.key, ChangedKey()).add(entry.output)
         if len(self._touched) <= NAMEABLE:  # above that, none is recorded
             self._touched.update(entry.key for _, _, entry in gone + new if not entry.key.startswith(_OF_ROWS))
 
@@ -282,13 +282,13 @@ class Flush(ABC):
         ]
 
     @explaining
-    def rows_under(self, table: int, key: str, after: str, most: int) -> list[FoundRow]:
+    def rows_under(self, table: int, key: str, after: str | None, most: int) -> list[FoundRow]:
         """`lookups.rows_under`, as this transaction leaves them."""
         self._send_all()
         return lookups.rows_under(self._cursor, table, key, after, most)
 
     @explaining
-    def rows_after(self, table: int, after: str, most: int) -> list[FoundRow]:
+    def rows_after(self, table: int, after: str | None, most: int) -> list[FoundRow]:
         """`lookups.rows_after`, as this transaction leaves them."""
         self._send_all()
         return lookups.rows_after(self._cursor, table, after, most)

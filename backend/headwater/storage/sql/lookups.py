@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,10 +33,25 @@ def outputs(db: Cursor, lookups: JoinedLookups, keys: Sequence[str]) -> dict[str
 
 @dataclass(slots=True)
 class ChangedKey:
-    """The outputs that a transaction has taken away from a key, and those that it has added."""
+    """The outputs that a transaction has taken away from a key, and those that it has added, in all."""
 
     gone: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
+
+    def take(self, output: str) -> None:
+        """A row gives an output no more, maybe one that the transaction has added itself."""
+        _cancel(output, self.new, self.gone)
+
+    def add(self, output: str) -> None:
+        """A row gives an output, maybe one that the transaction has taken away itself."""
+        _cancel(output, self.gone, self.new)
+
+
+def _cancel(output: str, opposite: list[str], kept: list[str]) -> None:
+    if output in opposite:
+        opposite.remove(output)
+    else:
+        kept.append(output)
 
 
 def differs(db: Cursor, lookup: JoinedLookup, key: str, changed: ChangedKey) -> bool:
@@ -45,30 +61,29 @@ def differs(db: Cursor, lookup: JoinedLookup, key: str, changed: ChangedKey) -> 
     most = len(changed.new) + 1 if lookup.alone else NO_LIMIT
     now = [output for _, output in db.dialect.outputs_under(db, lookup.tables, [key], most)]
     if lookup.alone:
-        before = bool(changed.gone) or len(now) > len(changed.new)
-        return before is not bool(now)
-    kept = list(now)
-    for output in changed.new:
-        kept.remove(output)
-    return min(now, default=None) != min([*kept, *changed.gone], default=None)
+        return (bool(changed.gone) or len(now) > len(changed.new)) is not bool(now)
+    kept = Counter(now) - Counter(changed.new)  # which may be gone with their whole table
+    return min(now, default=None) != min([*kept.elements(), *changed.gone], default=None)
 
 
 FoundRow = tuple[str, str]
 """A row's place in an index, from which to go on, and its id."""
 
 
-def rows_under(db: Cursor, table: int, key: str, after: str, most: int) -> list[FoundRow]:
+def rows_under(db: Cursor, table: int, key: str, after: str | None, most: int) -> list[FoundRow]:
     """Rows of a table with an entry under a key, ordered, behind a place."""
     whole = db.dialect.whole_row_id.format("r")
+    behind = ">=" if after is None else ">"  # an id may be the empty text
     query = (
         f"select r.row_id, {whole} from lookups l join rows_{table:d} r on r.row_id = l.row_id"
-        f" where {db.dialect.has_key} and l.table_id = ?2 and l.row_id > ?3 order by l.row_id limit ?4"
+        f" where {db.dialect.has_key} and l.table_id = ?2 and l.row_id {behind} ?3 order by l.row_id limit ?4"
     )
-    return [(place, row_id) for place, row_id in db.rows(query, key, table, after, most)]
+    return [(place, row_id) for place, row_id in db.rows(query, key, table, after or "", most)]
 
 
-def rows_after(db: Cursor, table: int, after: str, most: int) -> list[FoundRow]:
+def rows_after(db: Cursor, table: int, after: str | None, most: int) -> list[FoundRow]:
     """Rows of a table, ordered, behind a place."""
     whole = db.dialect.whole_row_id.format("r")
-    query = f"select r.row_id, {whole} from rows_{table:d} r where r.row_id > ? order by r.row_id limit ?"
-    return [(place, row_id) for place, row_id in db.rows(query, after, most)]
+    behind = ">=" if after is None else ">"
+    query = f"select r.row_id, {whole} from rows_{table:d} r where r.row_id {behind} ? order by r.row_id limit ?"
+    return [(place, row_id) for place, row_id in db.rows(query, after or "", most)]
