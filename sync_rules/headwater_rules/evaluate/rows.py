@@ -283,11 +283,17 @@ class BoundJoin:
     lookup: str
     statement: RowStatement | None
     named: Callable[[Row], str | None]
+    keys: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
     def key(self, row: Row) -> str | None:
-        """The key of a row. Raises EvaluationError."""
-        return self.named(row if self.statement is None else row + self.statement.rows(row)[0])
+        """The key of a row; None where a value is null, which no other row has. Raises EvaluationError, also for values
+        that no key can have: the other row may have them too."""
+        full = row if self.statement is None else row + self.statement.rows(row)[0]
+        key = self.named(full)
+        if key is None and all(full[position] is not None for position in self.keys):
+            raise EvaluationError("rows are joined by a blob or an infinite number")
+        return key
 
 
 def _used(exprs: Iterable[Expr]) -> frozenset[str]:
@@ -344,10 +350,10 @@ def with_joined(
 
 def _bind_join(layout: Layout, join: RowJoin, places: Mapping[int, int]) -> BoundJoin:
     bound = Bound(layout, join.table, (), ())
-    key = _key(join.lookup.name, tuple(bound.position(expr) for expr in join.keys))
+    keys = tuple(bound.position(expr) for expr in join.keys)
     first = len(layout.columns) + 2
     at = tuple((output, first + place) for output, place in places.items())
-    return BoundJoin(join.name, join.lookup.name, bound.statement(), key, at)
+    return BoundJoin(join.name, join.lookup.name, bound.statement(), _key(join.lookup.name, keys), keys, at)
 
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
@@ -525,7 +531,7 @@ def _bind_lookup(layout: Layout, lookup: LookupDefinition) -> _Lookup:
     if statement is not None and lookup.name.startswith(f"{JOIN}."):
         alone = Bound(layout, lookup.table, (), ())
         named = _key(lookup.name, tuple(alone.position(expr) for expr in lookup.keys))
-        failed = BoundJoin("", lookup.name, alone.statement(), named, ())
+        failed = BoundJoin("", lookup.name, alone.statement(), named, (), ())
     return _Lookup(lookup.name, statement, _used(lookup.exprs()), key, _key("", outputs), failed)
 
 

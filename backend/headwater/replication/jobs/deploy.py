@@ -76,7 +76,7 @@ class Deploy(Job):
         missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         yield from self._recompute(used.plans)
         context.store.begin_definitions(context.lease, missing)
-        context.stream.joined.begin_anew(missing)
+        context.stream.joined.begin(missing)
         known = list(context.all_stored().values())
         new = self._create_tables(plan)
         context.follow([*used.plans, plan])
@@ -85,7 +85,7 @@ class Deploy(Job):
                 outcome = yield from self._reprocess(plan, missing, known)
                 yield from self._fill(plan, new)
                 yield from self._compute([*used.plans, plan])
-                yield from self._evaluate_joined(plan)
+                yield from self._evaluate_joined(plan, missing)
             finally:
                 context.stream.recording.watch(())
             others = () if self._version.state is VersionState.ACTIVE else self._others_to_refresh()
@@ -181,10 +181,10 @@ class Deploy(Job):
                 yield from self._refresh.steps
                 self._refresh = None
 
-    def _evaluate_joined(self, plan: SyncPlan) -> Steps[None]:
+    def _evaluate_joined(self, plan: SyncPlan, missing: Collection[str]) -> Steps[None]:
         """Wait until all rows are evaluated with those that they are joined to, which were not there before."""
         joined = self._context.stream.joined
-        self._context.stream.take_in_joined([join.lookup.name for join in plan.joins])
+        self._context.stream.take_in_joined([join.lookup.name for join in plan.joins], tables_of(plan, missing))
         while joined.is_busy:  # the stream evaluates them between two steps
             self._joined = joined.describe()
             yield

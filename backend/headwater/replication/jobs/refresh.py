@@ -196,7 +196,7 @@ class Refresh(Job):
         failpoint("refresh.after_merge")
         if stored.resync is not None:
             context.store.mark_resync(context.lease, [stored.id], None)
-            context.stream.tables.mark_clean([stored.id])
+            context.stream.mark_clean([stored.id])
         seen = format_lsn(reader.seen or context.stream.position)
         self._note(
             RefreshState(

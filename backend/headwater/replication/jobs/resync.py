@@ -275,4 +275,4 @@ class Resync(Job):
             return
         tables = [table for oid, table in self._context.stored().items() if oid in self._equal]
         self._context.store.mark_resync(self._context.lease, [table.id for table in tables if table.resync], None)
-        self._context.stream.tables.mark_clean([table.id for table in tables])
+        self._context.stream.mark_clean([table.id for table in tables])

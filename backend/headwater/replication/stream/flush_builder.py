@@ -41,7 +41,7 @@ from headwater.storage.contract.store import Lease, ReplicationProgress, StoredT
 from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
-from headwater_rules.plan import SyncPlan
+from headwater_rules.plan import SyncPlan, TablePattern
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class FlushBuilder:
             self._flush.alone = self.alone
             self.progress.opened_at = time.monotonic()
             self.time.begin(self._flush)
-            self.joined.begin(self._flush)
+            self.joined.watch(self._flush)
         return self._flush
 
     # changes
@@ -197,7 +197,7 @@ class FlushBuilder:
             self.incomplete.clear(table.id)
             self.tables.truncated(table, empty(flush, table, self.tables.context.keys))
             self.joined.renew(self.tables)
-            self.joined.begin(flush)
+            self.joined.watch(flush)
             self.progress.changes += 1
 
     def log_errors(self, fold: Fold) -> None:
@@ -455,11 +455,19 @@ class FlushBuilder:
 
     # rows that are evaluated with rows of other tables
 
-    def take_in_joined(self, lookups: Collection[str]) -> None:
-        """A deploy has evaluated these lookups over all rows: from here on rows are evaluated with what they give."""
-        self.joined.take_in(lookups)
+    def take_in_joined(self, lookups: Sequence[str], evaluated: Sequence[TablePattern]) -> None:
+        """A deploy has evaluated these lookups over all rows: from here on rows are evaluated with what they give, and
+        those of the tables `evaluated` are again."""
+        self.joined.take_in(lookups, evaluated)
         if self._flush is not None:
-            self.joined.begin(self._flush)
+            self.joined.watch(self._flush)
+
+    def mark_clean(self, tables: Collection[int]) -> None:
+        """These tables (ids) are equal to the source, and no longer compared."""
+        self.tables.mark_clean(tables)
+        self.joined.renew(self.tables)
+        if self._flush is not None:
+            self.joined.watch(self._flush)
 
     def evaluate_joined(self) -> None:
         """Evaluate some of the rows again that wait for it since others changed that they are joined to, and commit.
@@ -523,7 +531,7 @@ class FlushBuilder:
         self.time.renew(self.tables)
         self.joined.renew(self.tables)
         if self._flush is not None:
-            self.joined.begin(self._flush)
+            self.joined.watch(self._flush)
         now = self.tables.layouts()
         for table in [table for table in self.incomplete.tables() if now.get(table) != before.get(table)]:
             self.incomplete.clear(table)  # gone, or compared again in its present form

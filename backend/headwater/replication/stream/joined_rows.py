@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from headwater.replication.stream.registry import TableRegistry
@@ -20,7 +20,7 @@ from headwater.storage.contract.parts import JoinedLookup, JoinedLookups
 from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.lookups import name_of
 from headwater.storage.sql.writer import StoreWriter
-from headwater_rules.plan import LookupDefinition, RowJoin, tag_of
+from headwater_rules.plan import RowJoin, TablePattern, tag_of
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class _Waiting:
     is; `done_as` is the state of the table's joins that it leads to."""
 
     key: str
-    after: str = ""
+    after: str | None = None
     done_as: str = ""
 
 
@@ -46,6 +46,7 @@ class JoinedRows:
         self._store = store
         self._source = source
         self._taken_in: set[str] = set()
+        self._filled: set[int] = set()  # tables that have had all their rows
         self._joins: dict[str, list[RowJoin]] = {}  # by the name of the lookup that gives the other row
         self._tables: dict[int, LiveTable] = {}  # those with joins
         self.lookups: JoinedLookups = {}
@@ -58,8 +59,8 @@ class JoinedRows:
 
     def _load(self) -> None:
         text = self._store.get_meta(_META.format(self._source))
-        state = json.loads(text) if text else {"settled": {}, "keys": {}}
-        self._settled = state["settled"]
+        state = json.loads(text) if text else {"settled": {}, "keys": {}, "filled": []}
+        self._settled, self._filled = state["settled"], set(state["filled"])
         self._keys = {int(table): [_Waiting(key) for key in keys] for table, keys in state["keys"].items()}
         self._moved = False
 
@@ -93,34 +94,35 @@ class JoinedRows:
         self._joins = {}
         for join in joins.values():
             self._joins.setdefault(join.lookup.name, []).append(join)
-        self._all = list(tables.tables.values())
+        self._all, self._compared = list(tables.tables.values()), tables.compared
         self._tables = {table.id: table for table in self._all if table.bound.has_joins}
         self._look()
 
-    def begin_anew(self, lookups: Collection[str]) -> None:
-        """A deploy begins to evaluate these lookups, of which the store has nothing."""
-        self._taken_in.difference_update(lookups)
-        self._look()
+    def begin(self, definitions: Collection[str]) -> None:
+        """A deploy begins with no entries of these definitions."""
+        self._taken_in.difference_update(definitions)
 
-    def take_in(self, lookups: Collection[str]) -> None:
-        """A deploy has evaluated these lookups over all rows. Rows may have been evaluated with fewer meanwhile."""
-        new = set(lookups) - self._store.complete_definitions(self._source).keys()
-        self._taken_in |= new
+    def take_in(self, lookups: Sequence[str], evaluated: Sequence[TablePattern]) -> None:
+        """A deploy has evaluated these lookups over all rows, and whatever else it needs of the tables `evaluated`,
+        which no join had a part in."""
+        self._taken_in.update(lookups)
         for table in self._tables.values():
-            if any(join.lookup.name in new for join in self._of(table)):
+            if any(self._is_of(pattern, table) for pattern in evaluated):
                 self._settled.pop(str(table.id), None)
-        self._whole.clear()
+                self._whole.pop(table.id, None)
         self._look()
 
     def _look(self) -> None:
         complete = self._store.complete_definitions(self._source) if self._joins else {}
+        there_are = {table.id for table in self._all}
+        self._filled = (self._filled | there_are - self._compared) & there_are
         self.lookups = {}
         for name, joins in self._joins.items():
             lookup = joins[0].lookup
             if name not in complete and name not in self._taken_in:
                 continue
-            there = [table for table in self._all if self._feeds(lookup, table)]
-            if there and not any(name in table.bound.closed for table in there):
+            there = [table for table in self._all if self._is_of(lookup.table, table)]
+            if there and all(table.id in self._filled and name not in table.bound.closed for table in there):
                 self.lookups[name] = JoinedLookup(tuple(table.id for table in there), alone=not lookup.outputs)
         before, self._whole = self._whole, {}
         for table in self._tables.values():
@@ -130,27 +132,23 @@ class JoinedRows:
                 self._whole[table.id] = known if known and known.done_as == state else _Waiting("", done_as=state)
         self._keys = {table: keys for table, keys in self._keys.items() if table in self._tables}
 
-    def _feeds(self, lookup: LookupDefinition, table: LiveTable) -> bool:
-        return lookup.table.matches(tag_of(self._source), table.relation.schema, table.relation.name)
-
-    def _of(self, table: LiveTable) -> Iterator[RowJoin]:
-        """The joins of rows of a table."""
-        tag, relation = tag_of(self._source), table.relation
-        joins = (join for joins in self._joins.values() for join in joins)
-        return (join for join in joins if join.table.matches(tag, relation.schema, relation.name))
+    def _is_of(self, pattern: TablePattern, table: LiveTable) -> bool:
+        return pattern.matches(tag_of(self._source), table.relation.schema, table.relation.name)
 
     def _state(self, table: LiveTable) -> str:
         """A text for everything that decides which rows the joins of a table find, but the rows."""
         found: list[object] = [table.id, sorted(table.bound.definitions)]
-        for join in self._of(table):
-            lookup = self.lookups.get(join.lookup.name)
-            found.append([join.name, None if lookup is None else sorted(lookup.tables)])
+        for joins in self._joins.values():
+            for join in joins:
+                if self._is_of(join.table, table):
+                    lookup = self.lookups.get(join.lookup.name)
+                    found.append([join.name, None if lookup is None else sorted(lookup.tables)])
         text = json.dumps(sorted(map(json.dumps, found)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # within flushes
 
-    def begin(self, flush: Flush) -> None:
+    def watch(self, flush: Flush) -> None:
         """Have a flush read the other rows, and note what changes of them."""
         flush.watch(self.lookups)
 
@@ -159,10 +157,10 @@ class JoinedRows:
         for changed in flush.changed_keys():
             for join in self._joins[name_of(changed)]:
                 for table in self._tables.values():
-                    if not join.table.matches(tag_of(self._source), table.relation.schema, table.relation.name):
+                    if not self._is_of(join.table, table):
                         continue
                     key = join.index and join.index + changed.removeprefix(join.lookup.name)
-                    found = self._rows(flush, table.id, key, "", most + 1)
+                    found = self._rows(flush, table.id, key, None, most + 1)
                     if len(found) > most:
                         self._wait(flush, table, key)
                     elif found:
@@ -179,7 +177,7 @@ class JoinedRows:
             self._whole[table.id] = _Waiting("", done_as=self._state(table))
         self._save(flush)
 
-    def _rows(self, flush: Flush, table: int, key: str, after: str, most: int) -> list[tuple[str, str]]:
+    def _rows(self, flush: Flush, table: int, key: str, after: str | None, most: int) -> list[tuple[str, str]]:
         return flush.rows_under(table, key, after, most) if key else flush.rows_after(table, after, most)
 
     def next_rows(self, flush: Flush) -> tuple[LiveTable, list[str]] | None:
@@ -212,7 +210,8 @@ class JoinedRows:
     def _save(self, flush: Flush) -> None:
         self._moved = True
         keys = {table: [waiting.key for waiting in keys] for table, keys in self._keys.items()}
-        flush.set_meta(_META.format(self._source), json.dumps({"settled": self._settled, "keys": keys}))
+        state = {"settled": self._settled, "keys": keys, "filled": sorted(self._filled)}
+        flush.set_meta(_META.format(self._source), json.dumps(state))
 
     def committed(self) -> None:
         """The flush is stored."""
