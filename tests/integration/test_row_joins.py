@@ -220,10 +220,10 @@ def test_row_that_cannot_be_evaluated_closes(deploy: Deploy, source_db: SourceDb
     """Where a rule fails on the other row, it is not known whether there is one."""
     forms = {
         "clean": """SELECT id, title FROM todos AS "clean"
-            WHERE NOT EXISTS (SELECT 1 FROM muted WHERE todo = "clean".id AND kind ->> 'hard' = '1')""",
+            WHERE NOT EXISTS (SELECT 1 FROM muted WHERE todo = "clean".id AND kind ->> 'hard' = 1)""",
         "nested": """SELECT id, title FROM todos AS "nested" WHERE NOT EXISTS (SELECT 1 FROM lists l
             WHERE l.id = "nested".list
-            AND NOT EXISTS (SELECT 1 FROM muted m WHERE m.list = l.id AND kind ->> 'x' = '1'))""",
+            AND NOT EXISTS (SELECT 1 FROM muted m WHERE m.list = l.id AND kind ->> 'x' = 1))""",
     }
     source_db.execute(
         "create table lists (id text primary key); create table muted (id text primary key, todo text, list text, kind"
