@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from tests.support.fix_browser import Browser
@@ -11,7 +12,7 @@ from tests.support.fix_devices import Device, DeviceFactory
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
-from tests.support.sync_configs import OWN_NOTES
+from tests.support.sync_configs import OWN_NOTES, auto_streams
 
 pytestmark = pytest.mark.e2e
 
@@ -108,11 +109,10 @@ def test_editor_ends_a_stream(browser: Browser, service: Service, device_factory
 
 
 def write(page: Browser, line: int, text: str) -> None:
-    """Put a text in place of a line of the editor, as far as it is not indented."""
+    """Put a text in place of the query in a line of the editor, after which an empty line comes."""
     page.click(f".cm-line:nth-child({line})")
-    page.press("Home")
-    page.chord("Shift", "End")
-    page.keys(text)
+    page.chord("Alt", "l")  # the whole line, though it be wrapped
+    page.keys(f"    {text}")
     page.press("Escape")  # what completes
 
 
@@ -120,7 +120,7 @@ def test_wrong_rule_is_mended_deployed_and_rolled_back(
     browser: Browser, service: Service, device_factory: DeviceFactory
 ) -> None:
     device = connected(service, device_factory, "u1")
-    enter(browser, service)
+    enter(browser, service, name="Ada")
     browser.wait_for(part("findings", "[data-valid=true]"))
     assert browser.attributes(part("deploy"), "disabled") == [""], "nothing is changed yet"
     write(browser, 5, "query: SELECT * FROM note WHERE owner = request.user_id() OR body = 'salt'")
@@ -133,17 +133,71 @@ def test_wrong_rule_is_mended_deployed_and_rolled_back(
     mended = "query: SELECT * FROM notes WHERE owner = auth.user_id() OR body = 'salt'"
     browser.wait_for(".cm-line:nth-child(5)", mended)
 
+    browser.type(part("client-user"), "u1")
+    browser.press("Enter")
+    browser.wait_for(part("gained-rows"), "1")
+    assert browser.texts(part("compared", " tbody td")) == ["notes", "2", "3", "1", "0", "0"]
+    browser.click(part("gained-rows"))
+    browser.wait_for(part("compared-rows", " td:first-child"), "n3")
+    browser.press("Escape")
+    browser.click(part("client-user"))
+    browser.press("Backspace")
+    browser.press("Backspace")
+    browser.keys("u2")
+    browser.press("Enter")
+    browser.wait_for(part("comparison", " h3"), "u2")
+    assert browser.texts(part("compared", " tbody td"))[:6] == ["notes", "1", "1", "0", "0", "0"]
+
     browser.click(part("deploy"))
     browser.wait_for(part("difference"))
+    browser.wait_for(part("cost", " dd"))
+    assert "1 connected device" in browser.texts(part("cost"))[0]
+    browser.type(part("deploy-note"), "salt for all")
     browser.click(part("deploy-now"))
     device.wait_for("select id from notes order by id", [{"id": "n1"}, {"id": "n2"}, {"id": "n3"}])
     browser.wait_gone(part("edited"))
     browser.wait_for(".cm-line:nth-child(5)", mended)
 
     browser.click(part("history"))
+    assert "salt for all" in browser.texts(part("history-dialog", " tbody tr:first-child"))[0]
     browser.click(part("roll-back"))
     browser.click(part("confirm-yes"))
     device.wait_for("select id from notes order by id", [{"id": "n1"}, {"id": "n2"}])
+    browser.click("nav a[href='#/service']")
+    browser.wait_for(part("changes", " td:nth-child(2)"), "Ada")
+
+
+def test_case_is_kept_and_run_before_a_deploy(browser: Browser, service: Service) -> None:
+    enter(browser, service)
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    browser.type(part("client-user"), "u1")
+    browser.click(part("keep-case"))
+    browser.type(part("case-name"), "the cook")
+    browser.type(part("case-expect"), '{"notes": {"rows": 2, "has": ["n1"]}}')
+    browser.click(part("case-keep"))
+    browser.wait_for(part("cases", " .case button.link"), "the cook")
+    browser.click(part("run-cases"))
+    browser.wait_for(part("case-results", " [data-passed=true]"))
+    write(browser, 5, "query: SELECT * FROM notes WHERE owner = 'u2'")
+    browser.click(part("deploy", ":enabled"))
+    browser.wait_for(part("deploy-dialog", " [data-passed=false]"))
+
+
+def test_deploy_of_another_is_not_overwritten(browser: Browser, service: Service) -> None:
+    enter(browser, service)
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    write(browser, 5, "query: SELECT * FROM notes WHERE owner = 'u2'")
+    browser.click(part("deploy", ":enabled"))
+    browser.wait_for(part("cost"))
+    httpx.post(
+        f"{service.endpoint}/api/headwater/v1/deploy",
+        json={"content": auto_streams(notes="SELECT id, body FROM notes")},
+        headers={"authorization": f"Token {EDIT}"},
+    ).raise_for_status()
+    browser.click(part("deploy-now"))
+    browser.wait_for(part("deploy-dialog", " [data-testid=failure] code"), "HW_6211")
+    browser.press("Escape")
+    browser.wait_for(part("behind"))
 
 
 def test_draft_outlives_reload_and_session(browser: Browser, service: Service) -> None:
@@ -167,10 +221,10 @@ def test_completes_and_explains(browser: Browser, service: Service) -> None:
     write(browser, 5, "query: SELECT * FROM notes WHERE own")
     browser.keys("e")
     browser.wait_for(".cm-completionLabel", "owner")
-    browser.press("Enter")
+    browser.click("li[role=option]")
     browser.keys(" = auth.u")
     browser.wait_for(".cm-completionLabel", "auth.user_id()")
-    browser.press("Enter")
+    browser.click("li[role=option]")
     browser.wait_for(".cm-line:nth-child(5)", "query: SELECT * FROM notes WHERE owner = auth.user_id()")
 
 
@@ -211,6 +265,11 @@ streams:
     browser.wait_for(part("findings", "[data-valid=true]"))
     write(browser, 6, f"query: 'SELECT * FROM \"{HOSTILE[:-1]}'")
     browser.wait_for(part("findings", "[data-valid=false]"))
+    write(browser, 6, f"query: 'SELECT * FROM \"{HOSTILE}\"'")
+    browser.wait_for(part("findings", "[data-valid=true]"))
+    browser.type(part("client-user"), HOSTILE)
+    browser.click(part("compare", ":enabled"))
+    browser.wait_for(part("compared", " code"), HOSTILE)
     browser.click("nav a[href='#/service']")
     browser.wait_for(part("tables", " td:first-child"), HOSTILE)
     browser.click("nav a[href='#/users']")

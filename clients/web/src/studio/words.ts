@@ -32,6 +32,13 @@ export function clock(seconds: number): string {
   return at.toDateString() === new Date().toDateString() ? `${time}:${pad(at.getSeconds())}` : `${day} ${time}`;
 }
 
+/** The time of the day alone. */
+export function hour(seconds: number, whole: boolean): string {
+  const at = new Date(seconds * 1000);
+  const minutes = `${pad(at.getHours())}:${pad(at.getMinutes())}`;
+  return whole ? `${minutes}:${pad(at.getSeconds())}` : minutes;
+}
+
 export const now = (): number => Date.now() / 1000;
 
 export function value(given: unknown): string {

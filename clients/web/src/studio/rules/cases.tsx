@@ -18,7 +18,7 @@ export interface CaseResult {
   name: string;
   passed: boolean;
   failures: string[];
-  rows?: number | null;
+  rows: Record<string, number>;
 }
 
 export function Results({ results }: { results: CaseResult[] }) {
@@ -27,7 +27,7 @@ export function Results({ results }: { results: CaseResult[] }) {
       {results.map((each) => (
         <li key={each.name} data-passed={each.passed}>
           <Mark tone={each.passed ? 'good' : 'bad'}>{each.name}</Mark>{' '}
-          {typeof each.rows === 'number' && <span class="soft">{counted(each.rows, 'row')}</span>}
+          <span class="soft">{counted(Object.values(each.rows).reduce((sum, rows) => sum + rows, 0), 'row')}</span>
           {each.failures.map((failure) => (
             <p key={failure}>{failure}</p>
           ))}
@@ -59,7 +59,7 @@ function Keep({ client, close, kept }: { client: Client; close: () => void; kept
         }}
       >
         <Field label="Name" value={name} change={setName} testid="case-name" />
-        <Field label="Expected" lines={3} value={expect} change={setExpect} hint='JSON: rows by table, as {"lists": 3} or {"lists": ["l1"]}; may stay empty' testid="case-expect" />
+        <Field label="Expected" lines={3} value={expect} change={setExpect} hint='JSON by table, as {"lists": {"rows": 3, "has": ["l1"], "lacks": ["l9"]}}; may stay empty' testid="case-expect" />
         <Failure error={action.error} />
         <div class="actions">
           <button type="submit" class="primary" disabled={!name.trim() || action.busy} data-testid="case-keep">

@@ -4,7 +4,7 @@ import { useMemo, useState } from 'preact/hooks';
 import { post } from '../api';
 import { type Client, ClientFields, NOBODY, parse, type Typed, useDevices, usersOf } from '../client';
 import { useAction, useAnswer, useHere } from '../hooks';
-import { Failure, Section, Table, Waiting } from '../parts';
+import { Failure, Mark, Section, Table, Waiting } from '../parts';
 import { count, value as shown } from '../words';
 import { Cases } from './cases';
 
@@ -26,6 +26,7 @@ interface Compared {
   plan: string[];
   rows?: { id: string; now: Row; then: Row }[] | null;
   more: boolean;
+  warnings: string[];
   note: string;
 }
 
@@ -128,6 +129,11 @@ function Difference({ value, text, client }: { value: Compared; text: string; cl
       <p data-testid="compared-buckets">
         Buckets: {count(buckets.now)} now, {count(buckets.then)} then, of {count(buckets.limit)} allowed.
       </p>
+      {value.warnings.map((each) => (
+        <p key={each}>
+          <Mark tone="busy">{each}</Mark>
+        </p>
+      ))}
       {value.note && <p class="soft">{value.note}</p>}
       {value.plan.length > 0 && (
         <details>

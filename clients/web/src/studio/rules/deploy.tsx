@@ -100,14 +100,11 @@ function CasesRun({ text }: { text: string }) {
 
 export function Deploy(props: { before: string; text: string; expected: number | undefined; close: () => void; done: () => void }) {
   const { has } = useHere();
-  const guarded = has('deploy/cancel');
   const [note, setNote] = useState('');
   const [force, setForce] = useState(false);
   const action = useAction(async () => {
-    const said = guarded
-      ? { note: note.trim(), force, ...(props.expected === undefined ? {} : { expected: props.expected }) }
-      : {};
-    await post('deploy', { content: props.text, ...said });
+    const expected = props.expected === undefined ? {} : { expected: props.expected };
+    await post('deploy', { content: props.text, note: note.trim(), force, ...expected });
     props.done();
   });
   const refused = (action.error?.data['findings'] ?? []) as Finding[];
@@ -135,7 +132,7 @@ export function Deploy(props: { before: string; text: string; expected: number |
           void action.run();
         }}
       >
-        {guarded && <Field label="Note for the history" value={note} change={setNote} testid="deploy-note" />}
+        <Field label="Note for the history" value={note} change={setNote} testid="deploy-note" />
         <Failure error={action.error} />
         {refused.length > 0 && (
           <>

@@ -32,6 +32,8 @@ export function History(props: {
 }) {
   const mayEdit = useMayEdit();
   const [open, setOpen] = useState<number>();
+  // What the person saw when this was opened: a roll back must not undo a deploy unseen.
+  const [newest] = useState(props.versions[0]?.id);
   const columns: Column<Version>[] = [
     { title: 'Version', cell: ({ id }) => id },
     { title: 'State', cell: ({ state }) => <Mark tone={TONES[state]}>{state}</Mark> },
@@ -68,7 +70,7 @@ export function History(props: {
               title={`Roll back to version ${version.id}`}
               question="Its text is deployed again as a new version. It stays until the sync config file changes."
               act={async () => {
-                await post('rollback', { id: version.id });
+                await post('rollback', { id: version.id, ...(newest === undefined ? {} : { expected: newest }) });
                 props.rolledBack();
               }}
               testid="roll-back"

@@ -103,7 +103,11 @@ function Workbench({ base, first, versions, reload }: { base: Base; first: Draft
   const edited = text !== base.text;
   const newest = first ? first.newest : base.newest;
   const behind = versions[0] && newest !== undefined && versions[0].id > newest ? versions[0] : undefined;
-  useEffect(() => keepDraft(edited ? { version: base.version?.id, newest, text } : undefined), [edited, text, base, newest]);
+  // At once, and not when it is next drawn: the page may be left with the next key.
+  const change = (next: string) => {
+    keepDraft(next === base.text ? undefined : { version: base.version?.id, newest, text: next });
+    setText(next);
+  };
   useEffect(() => {
     if (behind && !edited) reload();
   }, [behind, edited, reload]);
@@ -163,7 +167,7 @@ function Workbench({ base, first, versions, reload }: { base: Base; first: Draft
           <Editor
             text={text}
             editable
-            change={setText}
+            change={change}
             found={(text, result) => (setChecked({ text, result }), setFailure(undefined))}
             failed={(error) => error instanceof ApiError && setFailure(error)}
             known={known}

@@ -1,49 +1,77 @@
-// Which buckets are the largest, and what of it is history.
+// Which buckets are the largest, by bytes, history or growth, and what takes room in the store.
 
 import { useState } from 'preact/hooks';
 import { get } from '../api';
 import { useAnswer } from '../hooks';
 import { Ago, Failure, Section, Table, Waiting } from '../parts';
-import { count, size } from '../words';
+import { count, counted, size } from '../words';
 
 interface Bucket {
   bucket: string;
   definition: string;
-  rows: number | null;
+  rows: number;
   ops: number;
   bytes: number;
-  history_bytes: number | null;
-  compacted: number | null;
+  ops_per_row: number;
+  grown: number;
 }
 
 interface Definition {
-  name: string;
+  definition: string;
   buckets: number;
-  rows: number | null;
   ops: number;
-  bytes: number;
+  size: number;
+  largest_ops: number;
+  largest_size: number;
 }
 
-const some = (number: number | null): string => (number === null ? '–' : count(number));
+interface Measured {
+  seen: number;
+  buckets: Bucket[];
+  buckets_total: number;
+  definitions: Definition[];
+}
+
+const ORDERS = [
+  ['bytes', 'size'],
+  ['ops_per_row', 'ops for each row'],
+  ['grown', 'ops since the last compaction']
+] as const;
 
 export function Buckets() {
   const [limit, setLimit] = useState(20);
-  const answer = useAnswer(`buckets ${limit}`, (signal) =>
-    get<{ buckets: Bucket[]; definitions: Definition[]; note?: string }>('buckets', { limit }, signal)
+  const [order, setOrder] = useState<string>('bytes');
+  const { value, error, loading } = useAnswer(
+    `buckets ${limit} ${order}`,
+    (signal) => get<Measured>('buckets', { limit, order }, signal),
+    30_000
   );
-  const { value, error } = answer;
   return (
     <Section
       title="Largest buckets"
       testid="buckets"
       beside={
-        <button type="button" class="quiet" onClick={answer.again} disabled={answer.loading}>
-          Measure again
-        </button>
+        <>
+          {value && (
+            <span>
+              of {count(value.buckets_total)}, seen <Ago at={value.seen} />
+            </span>
+          )}
+          <label class="choice">
+            by{' '}
+            <select value={order} onChange={(event) => setOrder(event.currentTarget.value)}>
+              {ORDERS.map(([name, title]) => (
+                <option value={name} key={name}>
+                  {title}
+                </option>
+              ))}
+            </select>
+          </label>
+        </>
       }
     >
       <Failure error={error} />
-      {!value && !error && <Waiting what="Measuring the buckets" />}
+      {loading && !value && <Waiting what="Measuring the buckets" />}
       {value && (
         <>
           <Table
@@ -53,11 +81,11 @@ export function Buckets() {
             none="The store has no bucket."
             columns={[
               { title: 'Bucket', cell: ({ bucket }) => <code>{bucket}</code>, wide: true },
-              { title: 'Rows', cell: ({ rows }) => some(rows), number: true },
+              { title: 'Rows', cell: ({ rows }) => count(rows), number: true },
               { title: 'Ops', cell: ({ ops }) => count(ops), number: true },
-              { title: 'Size', cell: ({ bytes }) => size(bytes), number: true },
-              { title: 'History', cell: (each) => (each.history_bytes === null ? '–' : size(each.history_bytes)), number: true },
-              { title: 'Compacted', cell: ({ compacted }) => <Ago at={compacted} /> }
+              { title: 'Ops for each row', cell: ({ ops_per_row }) => ops_per_row.toFixed(1), number: true },
+              { title: 'Since compaction', cell: ({ grown }) => count(grown), number: true },
+              { title: 'Size', cell: ({ bytes }) => size(bytes), number: true }
             ]}
           />
           {value.buckets.length >= limit && limit < 200 && (
@@ -65,20 +93,22 @@ export function Buckets() {
               Show 200
             </button>
           )}
-          <Table
-            label="Bucket definitions"
-            rows={value.definitions}
-            keyOf={({ name }) => name}
-            none=""
-            columns={[
-              { title: 'Definition', cell: ({ name }) => <code>{name}</code>, wide: true },
-              { title: 'Buckets', cell: ({ buckets }) => count(buckets), number: true },
-              { title: 'Rows', cell: ({ rows }) => some(rows), number: true },
-              { title: 'Ops', cell: ({ ops }) => count(ops), number: true },
-              { title: 'Size', cell: ({ bytes }) => size(bytes), number: true }
-            ]}
-          />
-          {value.note && <p class="soft">{value.note}</p>}
+          <details>
+            <summary>{counted(value.definitions.length, 'bucket definition')}</summary>
+            <Table
+              label="Bucket definitions"
+              rows={value.definitions}
+              keyOf={({ definition }) => definition}
+              none="The store has none."
+              columns={[
+                { title: 'Definition', cell: ({ definition }) => <code>{definition}</code>, wide: true },
+                { title: 'Buckets', cell: ({ buckets }) => count(buckets), number: true },
+                { title: 'Ops', cell: ({ ops }) => count(ops), number: true },
+                { title: 'Size', cell: (each) => size(each.size), number: true },
+                { title: 'Largest', cell: (each) => size(each.largest_size), number: true }
+              ]}
+            />
+          </details>
         </>
       )}
     </Section>

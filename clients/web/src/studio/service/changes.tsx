@@ -4,9 +4,10 @@ import { useState } from 'preact/hooks';
 import { get } from '../api';
 import { useAnswer } from '../hooks';
 import { Ago, Failure, Section, Table } from '../parts';
+import { value } from '../words';
 
 interface Change {
-  id?: number;
+  id: number;
   at: number;
   who: string;
   role: string;
@@ -15,23 +16,27 @@ interface Change {
 }
 
 const words = (detail: unknown): string =>
-  detail === null || detail === undefined ? '' : typeof detail === 'string' ? detail : JSON.stringify(detail);
+  typeof detail === 'object' && detail !== null
+    ? Object.entries(detail)
+        .map(([name, each]) => `${name} ${value(each)}`)
+        .join(', ')
+    : value(detail);
 
 export function Changes() {
   const [limit, setLimit] = useState(20);
-  const { value, error } = useAnswer(
+  const answer = useAnswer(
     `changes ${limit}`,
     (signal) => get<{ changes: Change[]; more: boolean }>('changes', { limit }, signal),
     15_000
   );
   return (
     <Section title="Changes by operators" testid="changes">
-      <Failure error={error} />
-      {value && (
+      <Failure error={answer.error} />
+      {answer.value && (
         <Table
           label="Changes by operators"
-          rows={value.changes}
-          keyOf={(change) => change.id ?? `${change.at} ${change.what} ${words(change.detail)}`}
+          rows={answer.value.changes}
+          keyOf={({ id }) => id}
           none="Nobody changed anything yet."
           columns={[
             { title: 'When', cell: ({ at }) => <Ago at={at} /> },
@@ -41,7 +46,7 @@ export function Changes() {
           ]}
         />
       )}
-      {value?.more && limit < 200 && (
+      {answer.value?.more && limit < 200 && (
         <button type="button" class="small" onClick={() => setLimit(200)}>
           Show 200
         </button>

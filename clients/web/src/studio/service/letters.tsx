@@ -3,19 +3,32 @@
 import { useState } from 'preact/hooks';
 import { get, post } from '../api';
 import { useAnswer, useMayEdit } from '../hooks';
-import { Ago, type Column, Confirmed, Failure, Section, Table, Waiting } from '../parts';
+import { Ago, type Column, Confirmed, Failure, Mark, Section, Table, Waiting } from '../parts';
 import { count, counted } from '../words';
 
 interface Letter {
-  id: number;
-  source: string;
+  id: string;
+  source: string | null;
   user: string;
-  table: string | null;
-  op: string | null;
+  client: string;
+  first_op: number;
+  last_op: number;
   at: number;
-  error: string;
   attempts: number;
+  code: string;
+  sqlstate: string | null;
+  message: string;
 }
+
+interface Outcome {
+  id: string;
+  outcome: string;
+  code: string | null;
+  message: string | null;
+}
+
+/** The source has no records of uploads: nobody uploads through the service. */
+const NO_RECORDS = 'HW_6120';
 
 interface Page {
   letters: Letter[];
@@ -24,14 +37,14 @@ interface Page {
 
 const PAGE = 50;
 
-function Inside({ id }: { id: number }) {
-  const { value, error } = useAnswer(`letter ${id}`, (signal) => get<Record<string, unknown>>(`letters/${id}`, {}, signal));
+function Inside({ id }: { id: string }) {
+  const { value, error } = useAnswer(`letter ${id}`, (signal) => get<{ crud: unknown }>('letter', { id }, signal));
   return (
     <>
       <Failure error={error} />
       {value ? (
         <pre tabIndex={0} aria-label={`Upload ${id}`} data-testid="letter-inside">
-          {JSON.stringify(value, null, 2)}
+          {JSON.stringify(value.crud, null, 2)}
         </pre>
       ) : (
         !error && <Waiting what="Reading it" />
@@ -42,9 +55,10 @@ function Inside({ id }: { id: number }) {
 
 export function Letters() {
   const mayEdit = useMayEdit();
-  const [before, setBefore] = useState<number[]>([]);
-  const [open, setOpen] = useState<number>();
-  const [chosen, setChosen] = useState<ReadonlySet<number>>(new Set());
+  const [before, setBefore] = useState<string[]>([]);
+  const [open, setOpen] = useState<string>();
+  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const [outcomes, setOutcomes] = useState<Outcome[]>([]);
   const after = before.at(-1);
   const answer = useAnswer(
     `letters ${after}`,
@@ -53,11 +67,12 @@ export function Letters() {
   );
   const { value, error } = answer;
   const act = (path: string) => async () => {
-    await post(`letters/${path}`, { ids: [...chosen] });
+    const { results } = await post<{ results: Outcome[] }>(`letters/${path}`, { ids: [...chosen] });
+    setOutcomes(results);
     setChosen(new Set());
     answer.again();
   };
-  const toggle = (id: number) =>
+  const toggle = (id: string) =>
     setChosen((now) => {
       const next = new Set(now);
       if (!next.delete(id)) next.add(id);
@@ -73,9 +88,17 @@ export function Letters() {
       )
     },
     { title: 'User', cell: ({ user }) => user },
-    { title: 'Source', cell: ({ source }) => source },
-    { title: 'Write', cell: ({ op, table }) => [op, table].filter(Boolean).join(' ') },
-    { title: 'Why', cell: ({ error }) => error, wide: true },
+    { title: 'Client', cell: ({ client }) => <code>{client}</code> },
+    { title: 'Writes', cell: ({ first_op, last_op }) => count(last_op - first_op + 1), number: true },
+    {
+      title: 'Why',
+      wide: true,
+      cell: ({ code, sqlstate, message }) => (
+        <>
+          <code class="soft">{sqlstate ?? code}</code> {message}
+        </>
+      )
+    },
     { title: 'When', cell: ({ at }) => <Ago at={at} /> },
     { title: 'Attempts', cell: ({ attempts }) => count(attempts), number: true }
   ];
@@ -88,6 +111,7 @@ export function Letters() {
       )
     });
   }
+  if (error?.code === NO_RECORDS) return null;
   return (
     <Section
       title="Parked uploads"
@@ -115,10 +139,22 @@ export function Letters() {
           below={({ id }) => (open === id ? <Inside id={id} /> : null)}
         />
       )}
+      {outcomes.length > 0 && (
+        <ul class="plain" role="status" data-testid="letter-outcomes">
+          {outcomes.map(({ id, outcome, code, message }) => (
+            <li key={id}>
+              <Mark tone={outcome === 'applied' || outcome === 'discarded' ? 'good' : 'bad'}>
+                {id} {outcome}
+              </Mark>{' '}
+              {code && <code class="soft">{code}</code>} {message}
+            </li>
+          ))}
+        </ul>
+      )}
       <div class="actions">
         {before.length > 0 && (
           <button type="button" class="small" onClick={() => setBefore(before.slice(0, -1))}>
-            Newer
+            Before
           </button>
         )}
         {value?.more && (

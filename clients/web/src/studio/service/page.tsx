@@ -3,6 +3,7 @@
 import { getStatus } from '../api';
 import { useAnswer, useHere } from '../hooks';
 import { Ago, Failure, For, Mark, Section, Table, Waiting } from '../parts';
+import { Audits } from './audit';
 import { Buckets } from './buckets';
 import { Changes } from './changes';
 import { Letters } from './letters';
@@ -62,6 +63,7 @@ export default function ServicePage() {
       <Tables status={value} />
       {has('buckets') && <Buckets />}
       {has('letters') && <Letters />}
+      {has('audit') && <Audits />}
       {has('changes') && <Changes />}
     </>
   );

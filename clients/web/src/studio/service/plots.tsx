@@ -8,7 +8,7 @@ import { get } from '../api';
 import { useDevices } from '../client';
 import { useAnswer } from '../hooks';
 import { Failure, Section } from '../parts';
-import { clock, count, size } from '../words';
+import { clock, count, hour, size, span } from '../words';
 import type { Status } from './status';
 
 type Points = (number | null)[];
@@ -35,11 +35,12 @@ function useDark(): boolean {
 
 const HEIGHT = 96;
 
-function Plot(props: { title: string; times: number[]; points: Points; words: (value: number) => string }) {
+/** `seconds` is how much time is shown at least, which ends with the last point. */
+function Plot(props: { title: string; times: number[]; points: Points; words: (value: number) => string; seconds: number }) {
   const element = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>(undefined);
   const dark = useDark();
-  const words = props.words;
+  const { words, seconds } = props;
   useEffect(() => {
     const box = element.current!;
     const [line, soft, grid] = ['--accent', '--soft', '--line'].map((name) => colour(box, name));
@@ -50,9 +51,12 @@ function Plot(props: { title: string; times: number[]; points: Points; words: (v
         height: HEIGHT,
         legend: { show: false },
         cursor: { y: false, drag: { setScale: false } },
-        scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1) * 1.1] } },
+        scales: {
+          x: { range: (_, low, high) => [Math.min(low, high - seconds), high] },
+          y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1) * 1.1] }
+        },
         axes: [
-          { ...axis, size: 20, values: (_, at) => at.map((each) => clock(each).slice(-8).trim()), space: 90 },
+          { ...axis, size: 20, values: (_, at) => at.map((each) => hour(each, seconds < 3600)), space: 90 },
           { ...axis, size: 62, values: (_, at) => at.map((each) => words(each)), space: 30 }
         ],
         series: [{}, { stroke: line!, width: 1.5, points: { show: false }, spanGaps: false, fill: `color-mix(in srgb, ${line} 14%, transparent)` }]
@@ -67,8 +71,8 @@ function Plot(props: { title: string; times: number[]; points: Points; words: (v
       watch.disconnect();
       made.destroy();
     };
-  }, [dark, words]);
-  useEffect(() => plot.current?.setData([props.times, props.points]), [props.times, props.points, dark, words]);
+  }, [dark, words, seconds]);
+  useEffect(() => plot.current?.setData([props.times, props.points]), [props.times, props.points, dark, words, seconds]);
   const last = props.points.at(-1);
   const now = last === null || last === undefined ? 'not known' : words(last);
   return (
@@ -132,10 +136,10 @@ export function Live({ status }: { status: Status }) {
   return (
     <Section title="Now" beside="since this page was opened" testid="live">
       <div class="plots">
-        <Plot title="Commits a second" times={held.times} points={held.commits} words={whole} />
-        <Plot title="Row changes a second" times={held.times} points={held.rows} words={whole} />
-        <Plot title="Lag" times={held.times} points={held.lag} words={size} />
-        <Plot title="Devices" times={held.times} points={held.devices} words={whole} />
+        <Plot title="Commits a second" times={held.times} points={held.commits} words={whole} seconds={120} />
+        <Plot title="Row changes a second" times={held.times} points={held.rows} words={whole} seconds={120} />
+        <Plot title="Lag" times={held.times} points={held.lag} words={size} seconds={120} />
+        <Plot title="Devices" times={held.times} points={held.devices} words={whole} seconds={120} />
       </div>
     </Section>
   );
@@ -145,29 +149,31 @@ interface Series {
   step: number;
   times: number[];
   series: Record<string, Points>;
-  since?: number | null;
-  note?: string;
+  since: number;
 }
 
-const TITLES: Record<string, string> = { commits: 'Commits', ops: 'Ops', devices: 'Devices', lag_bytes: 'Lag' };
+const TITLES: Record<string, [string, (value: number) => string]> = {
+  commits: ['Commits a minute', whole],
+  rows: ['Row changes a minute', whole],
+  devices: ['Devices', whole],
+  lag_bytes: ['Lag', size],
+  lag_seconds: ['Lag in time', span]
+};
 
 /** The last 24 hours, as the service kept them. */
 export function OneDay() {
   const { value, error } = useAnswer('series', (signal) => get<Series>('series', { hours: 24 }, signal), 60_000);
   return (
-    <Section title="The last 24 hours" beside={value?.note} testid="day">
+    <Section title="The last 24 hours" beside={value && <span>seen since {clock(value.since)}</span>} testid="day">
       <Failure error={error} />
       {value && value.times.length > 0 && (
         <div class="plots">
-          {Object.entries(value.series).map(([name, points]) => (
-            <Plot
-              key={name}
-              title={TITLES[name] ?? name}
-              times={value.times}
-              points={points}
-              words={name === 'lag_bytes' ? size : whole}
-            />
-          ))}
+          {Object.entries(TITLES).map(
+            ([name, [title, words]]) =>
+              value.series[name] && (
+                <Plot key={name} title={title} times={value.times} points={value.series[name]} words={words} seconds={86_400} />
+              )
+          )}
         </div>
       )}
       {value && !value.times.length && <p class="none">Nothing is kept yet.</p>}
