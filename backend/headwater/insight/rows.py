@@ -166,7 +166,8 @@ class CurrentRows:
         for first, end in pages.ranges:
             for batch in open_store(self.store.address).read_rows(pages.table.id, first, end):
                 self.check()
-                layouts.prepare(row for _, row in batch)
+                for each in layouts:
+                    each.prepare(row for _, row in batch)
                 for _, row in batch:
                     if not is_stub(row.line):
                         yield row.row_id, [each.evaluate(row.layout, row.line, row.row_id) for each in layouts]
