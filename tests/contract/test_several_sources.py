@@ -495,6 +495,10 @@ def as_before(writer: SourceWriter) -> None:
         "drop table kept",
         "drop table flips",
         "drop table ticks",
+        "drop table changes",
+        "drop table cases",
+        "alter table versions drop column author",
+        "alter table versions drop column message",
         *_BEFORE[embedded],
         f"update meta set value = {1 if embedded else repr('1')} where key = 'store_format'",
     )

@@ -118,7 +118,7 @@ def test_deploy_of_wrong_rules(ruled: RuledStore, tmp_path: Path, headwater_here
     ruled.serve(SERVED)
     (tmp_path / "wrong.yaml").write_text(WRONG)
     error = error_of(headwater_here("rules", "deploy", "wrong.yaml"))
-    assert error.startswith("wrong.yaml:\nerror [")
+    assert "\nwrong.yaml:\nerror [" in error
     assert error.count("error [") == 2
     (tmp_path / "wrong.yaml").write_text("streams: [")
     assert "error [HW_R001]" in error_of(headwater_here("rules", "deploy", "wrong.yaml"))

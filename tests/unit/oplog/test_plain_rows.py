@@ -64,6 +64,8 @@ class _General(TableTransform):
 class _Flush:
     """A flush that remembers what is written."""
 
+    now = 0
+
     def __init__(self) -> None:
         self.rows: dict[str, CurrentRow] = {}
         self.lookups: dict[str, object] = {}
@@ -71,6 +73,9 @@ class _Flush:
 
     def load(self, _: int, row_ids: Sequence[str], __: int) -> tuple[dict[str, CurrentRow], int]:
         return {row_id: self.rows[row_id] for row_id in row_ids if row_id in self.rows}, len(row_ids)
+
+    def joined(self, _: Sequence[str]) -> dict[str, list[str]]:
+        return {}
 
     def put_rows(self, _: int, rows: Iterable[CurrentRow]) -> None:
         self.rows |= {row.row_id: row for row in rows}

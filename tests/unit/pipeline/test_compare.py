@@ -64,7 +64,7 @@ class TwoSides:
         patch, module = self.monkeypatch.setattr, headwater.pipeline.compare
         patch(module, "read_lines", lambda *_: self._source())
         patch(module, "open_store", lambda _: SimpleNamespace(read_rows=lambda *_: self._store()))
-        patch(module, "bind_layouts", lambda *_: [SimpleNamespace(has_clock=False)])
+        patch(module, "bind_layouts", lambda *_: [SimpleNamespace(has_clock=False, has_joins=False)])
         patch(module, "_in_right_buckets", lambda _bounds, _layouts, row, _times: row.members != FLAWED)
 
     def line(self, number: int) -> str:

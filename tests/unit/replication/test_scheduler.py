@@ -44,7 +44,9 @@ def context_with(**store: object) -> JobContext:
     stream = SimpleNamespace(
         recording=recording,
         fill=nothing,
-        tables=SimpleNamespace(mark_clean=nothing),
+        mark_clean=nothing,
+        joined=SimpleNamespace(begin=nothing, is_busy=False),
+        take_in_joined=nothing,
         is_empty=True,
         renew=nothing,
     )
