@@ -8,7 +8,7 @@ from headwater.storage.contract.parts import CurrentRow, JoinedLookup
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_store
 from headwater.storage.sql.flush import Flush
-from headwater_rules.results import LookupEntry
+from headwater_rules.results import UNKNOWN, LookupEntry
 from tests.contract.source_writer import A, SourceWriter
 
 LONG = "x" * 5_000
@@ -100,6 +100,16 @@ def test_keys_that_change_several_times(
             replace(flush, filled, row_id, *entries)
             flush.joined([FAR, "join.a[2]"])
         assert sorted(flush.changed_keys()) == expected
+
+
+def test_row_that_is_left_can_not_be_told(filled: SourceWriter) -> None:
+    with filled.flush() as flush:
+        replace(flush, filled, "1", ("join.a[3]", "[]"))
+        replace(flush, filled, "2", ("join.a[3]", UNKNOWN))
+    with filled.rolled_back() as flush:
+        flush.watch(known(filled))
+        replace(flush, filled, "1")
+        assert flush.changed_keys() == ["join.a[3]"]
 
 
 def test_rows_page_by_page(filled: SourceWriter) -> None:

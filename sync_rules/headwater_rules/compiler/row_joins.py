@@ -77,7 +77,10 @@ class RowJoins:
         return build(ExprKind.CERTAIN, node, "(", self._value(number, _THERE, node), " IS NOT NULL)")
 
     def by_id(self, number: int) -> bool:
-        """Whether rows are joined by a column `id`, which is taken for unique."""
+        """Whether rows are joined by a column `id`, which is taken for unique within a table."""
+        table = self._pattern(self.drafts[number].table)
+        if table.schema.endswith("%") or table.name.endswith("%"):
+            return False
         return any(inner.ref is not None and inner.ref.column == _ID for _, inner in self.drafts[number].keys)
 
     def is_absence(self, number: int, frag: Frag) -> bool:
@@ -128,7 +131,9 @@ class RowJoins:
             owners = dependencies(atom.frag, self.owner)
             if moving(atom.frag):
                 raise elsewhere(atom.node)
-            if REQUEST in owners or any(self._is_array(each) for each in owners):
+            if any(map(self._is_array, atom.frag.sources)):
+                raise unsupported("an element of an array can't be compared here", atom.node, "compare columns")
+            if REQUEST in owners:
                 message = "this condition compares with the request, so other users have other rows here"
                 raise unsupported(message, atom.node, f"{_SAME_FOR_ALL}, such as archived or blocked ones")
             if owners <= {table}:

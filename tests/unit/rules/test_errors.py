@@ -72,6 +72,12 @@ def error_in(query: str) -> RuleError:
         ('SELECT * FROM t WHERE a NOT IN (SELECT b FROM "x.public".u)', None, "two databases"),
         ("SELECT * FROM t WHERE a IN (SELECT b, c FROM u)", "a IN (SELECT b, c FROM u)", "exactly one named column"),
         ("SELECT * FROM t WHERE a IN (b)", "a IN (b)", "ambiguous"),
+        (
+            "SELECT t.* FROM t, json_each(t.c) e WHERE NOT EXISTS (SELECT 1 FROM u WHERE b = e.value)",
+            None,
+            "an element",
+        ),
+        ('SELECT t.id, u.n FROM t JOIN "u%" u ON u.id = t.u WHERE u.o = auth.user_id()', None, "several rows may be"),
         ("SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM u)", "1 FROM u", "compares with no other table"),
         ("SELECT * FROM t WHERE a = ANY(b, c)", "ANY(b, c)", "unknown function `any`"),
         ("SELECT EXISTS (SELECT 1 FROM u) AS e FROM t", "1 FROM u", "`EXISTS` is not supported here"),

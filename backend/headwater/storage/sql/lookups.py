@@ -61,6 +61,8 @@ def differs(db: Cursor, lookup: JoinedLookup, key: str, changed: ChangedKey) -> 
     most = len(changed.new) + 1 if lookup.alone else NO_LIMIT
     now = [output for _, output in db.dialect.outputs_under(db, lookup.tables, [key], most)]
     if lookup.alone:
+        if UNKNOWN in now:  # what is left may not be what went
+            return True
         return (bool(changed.gone) or len(now) > len(changed.new)) is not bool(now)
     kept = Counter(now) - Counter(changed.new)  # which may be gone with their whole table
     return min(now, default=None) != min([*kept.elements(), *changed.gone], default=None)
