@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
-from headwater_rules.compiler.functions import wrong_call
+from headwater_rules.compiler.functions import may_aggregate, wrong_call
 from headwater_rules.compiler.misread import misread
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
 from headwater_rules.compiler.optional_joins import joining, selected
@@ -323,6 +323,8 @@ class _Select:
         return All((*links, selection.condition))
 
     def _exists(self, node: exp.Exists, inner: exp.Select, *, negate: bool) -> Condition:
+        if negate and any(may_aggregate(call) for item in inner.expressions for call in item.find_all(exp.Anonymous)):
+            raise unsupported("an aggregate gives a row where there is none", node, "write `NOT EXISTS (SELECT 1 …)`")
         selection = self._inner(selecting_nothing(inner))  # only its tables and conditions matter
         if negate:
             return absent(self._context.joins, selection.tables, selection.condition, node)

@@ -85,6 +85,12 @@ JSON_READERS = frozenset({"json_extract", "json_array_length", "json_keys"})
 KNOWN = frozenset({*_PLAIN, *_SPECIAL})
 
 
+def may_aggregate(node: exp.Anonymous) -> bool:
+    """Whether a call is of a function that is not known here, or known as an aggregate elsewhere."""
+    name = str(node.this).lower()
+    return name not in KNOWN or (name in {"min", "max"} and len(node.expressions) == 1)
+
+
 def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = True) -> Frag:
     """The call of a function with translated arguments. `node` holds them as written, for those that must be literals;
     `fixed` is described at `json_access`. Raises RuleError for an unknown function or a wrong number of arguments."""

@@ -69,6 +69,7 @@ def error_in(query: str) -> RuleError:
         ("SELECT * FROM t WHERE a NOT IN (SELECT u.b FROM u, json_each(u.c) AS e)", None, "more than one table, or an"),
         ("SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE u.b > t.a)", "u.b > t.a", "only by `=`"),
         ("SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE b > now() AND b = t.a)", None, "current time"),
+        ("SELECT * FROM t WHERE NOT EXISTS (SELECT count(*) FROM u WHERE b = t.a)", None, "an aggregate gives a row"),
         ('SELECT * FROM t WHERE a NOT IN (SELECT b FROM "x.public".u)', None, "two databases"),
         ("SELECT * FROM t WHERE a IN (SELECT b, c FROM u)", "a IN (SELECT b, c FROM u)", "exactly one named column"),
         ("SELECT * FROM t WHERE a IN (b)", "a IN (b)", "ambiguous"),
