@@ -42,6 +42,11 @@ def test_one_class_per_code() -> None:
         one = classes.pop()
         found.append(one)
         classes += one.__subclasses__()
-    made = {each for each in found if "code" in vars(each) and each.__module__.startswith("headwater.")}
-    codes = Counter(each.code for each in made if each.code.startswith("HW_"))
+    # By name: a test that imports modules again has made some classes twice
+    made = {
+        (each.__module__, each.__qualname__): each.code
+        for each in found
+        if "code" in vars(each) and each.__module__.startswith("headwater.")
+    }
+    codes = Counter(code for code in made.values() if code.startswith("HW_"))
     assert [code for code, times in codes.items() if times > 1] == []
