@@ -140,7 +140,9 @@ class LookupCheck:
     def wrong(self, reader: VerifyReader, batch: Sequence[PlacedRow]) -> list[str]:
         """Ids of rows with wrong lookups. Lookups of other plans do not count."""
         standing = reader.lookups(self.stored.id, [row.row_id for _, row in batch])
-        keys = join_keys(self.stored.layouts, [self.bound] * len(self.stored.layouts), (row for _, row in batch))
+        layouts = self.stored.layouts
+        # All are read in the last layout here, whatever they were written in
+        keys = join_keys(layouts, [*[None] * (len(layouts) - 1), self.bound], (row for _, row in batch))
         bound = self.bound.joined_to(reader.joined(self.joined, keys))
         transform, nothing = bound.transform, set[LookupEntry]()
         wrong = []
