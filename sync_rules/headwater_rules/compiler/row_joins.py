@@ -232,10 +232,7 @@ def _name(table: TablePattern, keys: tuple[Expr, ...], lookup: LookupDefinition)
     parts = [
         (table.tag, table.schema, table.name),
         (lookup.table.tag, lookup.table.schema, lookup.table.name),
-        *(
-            [(expr.sql, *expr.inputs) for expr in exprs]
-            for exprs in (keys, *(lookup.filters, lookup.keys, lookup.outputs))
-        ),
+        *([(e.sql, *e.inputs) for e in exprs] for exprs in (keys, lookup.filters, lookup.keys, lookup.outputs)),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
 

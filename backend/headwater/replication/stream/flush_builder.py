@@ -196,8 +196,7 @@ class FlushBuilder:
                 log.truncate(self.final_lsn, table)
             self.incomplete.clear(table.id)
             self.tables.truncated(table, empty(flush, table, self.tables.context.keys))
-            self.joined.renew(self.tables)
-            self.joined.watch(flush)
+            self._renew_joined()
             self.progress.changes += 1
 
     def log_errors(self, fold: Fold) -> None:
@@ -459,13 +458,18 @@ class FlushBuilder:
         """A deploy has evaluated these lookups over all rows: from here on rows are evaluated with what they give, and
         those of the tables `evaluated` are again."""
         self.joined.take_in(lookups, evaluated)
-        if self._flush is not None:
-            self.joined.watch(self._flush)
+        self._watch_joined()
 
     def mark_clean(self, tables: Collection[int]) -> None:
         """These tables (ids) are equal to the source, and no longer compared."""
         self.tables.mark_clean(tables)
+        self._renew_joined()
+
+    def _renew_joined(self) -> None:
         self.joined.renew(self.tables)
+        self._watch_joined()
+
+    def _watch_joined(self) -> None:
         if self._flush is not None:
             self.joined.watch(self._flush)
 
@@ -529,9 +533,7 @@ class FlushBuilder:
         before = self.tables.layouts()
         self.tables.renew(context, stored)
         self.time.renew(self.tables)
-        self.joined.renew(self.tables)
-        if self._flush is not None:
-            self.joined.watch(self._flush)
+        self._renew_joined()
         now = self.tables.layouts()
         for table in [table for table in self.incomplete.tables() if now.get(table) != before.get(table)]:
             self.incomplete.clear(table)  # gone, or compared again in its present form

@@ -154,18 +154,19 @@ class JoinedRows:
 
     def dependents(self, flush: Flush, most: int) -> Iterator[tuple[LiveTable, list[str]]]:
         """The rows, by table, that depend on what the flush has changed, once; above `most` they wait."""
-        for changed in flush.changed_keys():
-            for join in self._joins[name_of(changed)]:
-                for table in self._tables.values():
-                    if not self._is_of(join.table, table):
-                        continue
-                    key = join.index and join.index + changed.removeprefix(join.lookup.name)
-                    found = self._rows(flush, table.id, key, None, most + 1)
-                    if len(found) > most:
-                        self._wait(flush, table, key)
-                    elif found:
-                        most -= len(found)
-                        yield table, [row_id for _, row_id in found]
+        for table, key in [pair for changed in flush.changed_keys() for pair in self._dependent_on(changed)]:
+            found = self._rows(flush, table.id, key, None, most + 1)
+            if len(found) > most:
+                self._wait(flush, table, key)
+            elif found:
+                most -= len(found)
+                yield table, [row_id for _, row_id in found]
+
+    def _dependent_on(self, changed: str) -> Iterator[tuple[LiveTable, str]]:
+        """The tables whose rows are joined by a key, and under which key of theirs; empty for all rows."""
+        for join in self._joins[name_of(changed)]:
+            key = join.index and join.index + changed.removeprefix(join.lookup.name)
+            yield from ((table, key) for table in self._tables.values() if self._is_of(join.table, table))
 
     def _wait(self, flush: Flush, table: LiveTable, key: str) -> None:
         keys = self._keys.setdefault(table.id, [])

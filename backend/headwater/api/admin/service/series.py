@@ -144,7 +144,7 @@ class Recorder:
                 return
             try:
                 self.look(minute)
-            except Exception:
+            except Exception:  # whatever it is, the next minute may be counted
                 log.exception("the figures of a minute are missing")
 
 
