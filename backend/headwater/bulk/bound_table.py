@@ -28,7 +28,8 @@ from headwater.oplog.transform import (
     plain_write,
 )
 from headwater.storage.contract.parts import CurrentRow
-from headwater_rules.evaluate.rows import JoinedRows, PlainEntry, RowProgram, TableProgram, bind_table
+from headwater_rules.evaluate.joins import JoinedRows
+from headwater_rules.evaluate.rows import PlainEntry, RowProgram, TableProgram, bind_table
 from headwater_rules.plan import BucketDefinition, SyncPlan, Value, shard_of
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind

@@ -27,7 +27,8 @@ from headwater.storage.contract.parts import CurrentRow, JoinedLookup
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
-from headwater_rules.evaluate.rows import JoinedRows, TableProgram, bind_table
+from headwater_rules.evaluate.joins import JoinedRows
+from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern, tag_of
 from headwater_rules.results import Put, RowResult, SourceRow
 from headwater_rules.versions import definitions_of, of_tag

@@ -18,8 +18,9 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import OP_LIMIT, SURELY_AN_OP
 from headwater.oplog.op import put_affixes, put_body, put_checksum, remove_body, type_json
 from headwater.oplog.row_id import row_subkey
+from headwater_rules.evaluate.joins import JoinedRows
 from headwater_rules.evaluate.naming import as_text, key_text
-from headwater_rules.evaluate.rows import JoinedRows, PlainEntry, RowProgram
+from headwater_rules.evaluate.rows import PlainEntry, RowProgram
 from headwater_rules.plan import Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 

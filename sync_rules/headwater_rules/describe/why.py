@@ -11,9 +11,9 @@ from headwater_rules.describe.wording import joined_words, request_words, row_wo
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.binding import Bound, Layout, lacking
 from headwater_rules.evaluate.inputs import Inputs
+from headwater_rules.evaluate.joins import bind_joins, with_joined
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
-from headwater_rules.evaluate.rows import bind_joins, with_joined
 from headwater_rules.plan import (
     Expr,
     FromRequest,

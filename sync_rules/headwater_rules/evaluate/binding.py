@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import itemgetter
 
+import orjson
+
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import engine, renumber, select_sql, used
+from headwater_rules.evaluate.naming import key_text
 from headwater_rules.plan import (
     NOW,
     Expr,
@@ -265,3 +268,23 @@ def _columns(statement: RowStatement) -> Sequence[str]:
     if statement.values:
         return statement.values
     return [f"({' AND '.join(f'({each})' for each in statement.filters)}) IS TRUE"]
+
+
+def key_of(name: str, positions: tuple[int, ...]) -> Callable[[Row], str | None]:
+    """A function from a row to `key_text` of the values at these positions."""
+    if not positions:
+        constant = key_text(name, ())
+        return lambda _: constant
+    if len(positions) > 1:
+        pick = itemgetter(*positions)
+        return lambda row: key_text(name, pick(row))
+    only = positions[0]
+    head = f"{name}["
+
+    def single(row: Row) -> str | None:
+        value = row[only]
+        if type(value) is str:
+            return f"{head}{orjson.dumps(value).decode()}]"
+        return key_text(name, (value,))
+
+    return single

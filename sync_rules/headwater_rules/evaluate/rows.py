@@ -6,30 +6,25 @@ SQLite, as one prepared statement for as many of the sources as can share one.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from operator import itemgetter
 from typing import Protocol
 
 import orjson
 
 from headwater_rules.errors import EvaluationError
-from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, run_together
+from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, key_of, run_together
 from headwater_rules.evaluate.engine import engine
-from headwater_rules.evaluate.naming import as_text, key_text
+from headwater_rules.evaluate.joins import BoundJoin, JoinedRows, bind_joins, used_joins, with_joined, with_keys
+from headwater_rules.evaluate.naming import as_text
 from headwater_rules.plan import (
     JOIN,
-    Expr,
     LookupDefinition,
     Output,
-    RowJoin,
     RowSource,
     Star,
     SyncPlan,
     Value,
-    joined_output,
 )
 from headwater_rules.results import UNKNOWN, LookupEntry, Put, RowResult
 
@@ -81,8 +76,8 @@ class TableProgram:
         lookups = [lookup for lookup in plan.lookups if layout.matches(lookup.table)]
         writers: dict[tuple[object, ...], _Writer] = {}
         joins = {join.name: join for join in plan.joins}
-        closed = [name for _, name, source in sources if layout.lacking(_deciding(source, joins))]
-        closed += [lookup.name for lookup in lookups if layout.lacking(_with_keys(lookup.exprs(), joins))]
+        closed = [name for _, name, source in sources if layout.lacking(with_keys(source.deciding(), joins))]
+        closed += [lookup.name for lookup in lookups if layout.lacking(with_keys(lookup.exprs(), joins))]
         self.closed = frozenset(closed)
         self._entries = [_bind_entry(layout, writers, *source) for source in sources if source[1] not in self.closed]
         self._lookups = [_bind_lookup(layout, lookup) for lookup in lookups if lookup.name not in self.closed]
@@ -178,11 +173,6 @@ class TableProgram:
                 entries += _failed(lookup, row)
 
 
-JoinedRows = Mapping[str, Sequence[str]]
-"""Outputs of lookups by key, as `RowJoin` finds other rows: none where there is no row. A key that is not there was not
-looked up."""
-
-
 class RowProgram(Protocol):
     """Rules, bound to the columns of one table."""
 
@@ -273,107 +263,6 @@ class _Lookup(_Source):
     key: Callable[[Row], str | None]
     output: Callable[[Row], str | None]
     failed: BoundJoin | None
-
-
-@dataclass(frozen=True, slots=True)
-class BoundJoin:
-    """`places` are outputs of the join, each with its position in the row."""
-
-    name: str
-    lookup: str
-    statement: RowStatement | None
-    named: Callable[[Row], str | None]
-    keys: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]
-
-    def key(self, row: Row) -> str | None:
-        """The key of a row; None where a value is null, which no other row has. Raises EvaluationError, also for values
-        that no key can have: the other row may have them too."""
-        full = row if self.statement is None else row + self.statement.rows(row)[0]
-        key = self.named(full)
-        if key is None and all(full[position] is not None for position in self.keys):
-            raise EvaluationError("rows are joined by a blob or an infinite number")
-        return key
-
-
-def _used(exprs: Iterable[Expr]) -> frozenset[str]:
-    """The joins that expressions use, by name."""
-    outputs = (joined_output(name) for expr in exprs for name in expr.inputs)
-    return frozenset(output[0] for output in outputs if output is not None)
-
-
-def _with_keys(exprs: tuple[Expr, ...], joins: Mapping[str, RowJoin]) -> tuple[Expr, ...]:
-    """The expressions, and the keys of the joins that they use."""
-    return (*exprs, *(key for name in sorted(_used(exprs)) if name in joins for key in joins[name].keys))
-
-
-def _deciding(source: RowSource, joins: Mapping[str, RowJoin]) -> tuple[Expr, ...]:
-    return _with_keys(source.deciding(), joins)
-
-
-def _by_join(joined: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
-    for (name, output), place in joined.items():
-        found.setdefault(name, {})[output] = place
-    return found
-
-
-def bind_joins(layout: Layout, plan: SyncPlan) -> list[BoundJoin]:
-    """The joins whose outputs expressions read that were bound to the layout."""
-    joins, found = {join.name: join for join in plan.joins}, _by_join(layout.joined)
-    return [_bind_join(layout, joins[name], places) for name, places in found.items() if name in joins]
-
-
-def with_joined(
-    joins: Sequence[BoundJoin], row: Row, found: JoinedRows, errors: list[str] | None = None
-) -> tuple[Row, frozenset[str]]:
-    """A row with the values of the rows that joins find for it, and the names of the joins of which it is not known
-    whether there is one. What fails is added to `errors`."""
-    values, unknown = list(row), list[str]()
-    for join in joins:
-        try:
-            key = join.key(row)
-        except EvaluationError as error:
-            unknown.append(join.name)
-            if errors is not None:
-                errors.append(f"{join.lookup}: {error}")
-            continue
-        outputs = () if key is None else found.get(key)
-        if outputs is None or UNKNOWN in outputs:
-            unknown.append(join.name)
-        elif outputs:
-            joined = joined_values(min(outputs))
-            for output, position in join.places:
-                values[position] = joined[output] if joined else 1
-    return tuple(values), frozenset(unknown)
-
-
-def _bind_join(layout: Layout, join: RowJoin, places: Mapping[int, int]) -> BoundJoin:
-    bound = Bound(layout, join.table, (), ())
-    keys = tuple(bound.position(expr) for expr in join.keys)
-    first = len(layout.columns) + 2
-    at = tuple((output, first + place) for output, place in places.items())
-    return BoundJoin(join.name, join.lookup.name, bound.statement(), _key(join.lookup.name, keys), keys, at)
-
-
-_LITERAL = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
-
-
-@lru_cache(maxsize=10_000)
-def joined_values(output: str) -> tuple[Value, ...]:
-    """The values of the columns of a joined row, from the output of its lookup: SQL literals, as `quote()` of SQLite
-    writes them."""
-    return tuple(map(_of_literal, orjson.loads(output)))
-
-
-def _of_literal(literal: str) -> Value:
-    if literal == "NULL":
-        return None
-    if found := _LITERAL.fullmatch(literal):
-        return found[1].replace("''", "'")
-    if literal.startswith("X'"):
-        return bytes.fromhex(literal[2:-1])
-    return float(literal) if any(sign in literal for sign in ".eInf") else int(literal)
 
 
 def _plain(entry: _Entry) -> PlainEntry | None:
@@ -517,8 +406,8 @@ def _bind_entry(
     columns = _columns(layout, bound, source.projection)
     table = layout.table if source.output_table is None else source.output_table
     writer = writers.setdefault(tuple(columns.items()), _Writer(columns))
-    bucket, repeats = _key(name, params), bool(source.each)
-    joins = _used((*source.deciding(), *source.selected()))
+    bucket, repeats = key_of(name, params), bool(source.each)
+    joins = used_joins((*source.deciding(), *source.selected()))
     return _Entry(name, bound.statement(), joins, definition, table, params, bucket, repeats, writer)
 
 
@@ -526,29 +415,10 @@ def _bind_lookup(layout: Layout, lookup: LookupDefinition) -> _Lookup:
     bound = Bound(layout, lookup.table, lookup.filters, lookup.each)
     keys = tuple(bound.position(expr) for expr in lookup.keys)
     outputs = tuple(bound.position(expr) for expr in lookup.outputs)
-    statement, key = bound.statement(), _key(lookup.name, keys)
+    statement, key = bound.statement(), key_of(lookup.name, keys)
     failed = None
     if statement is not None and lookup.name.startswith(f"{JOIN}."):
         alone = Bound(layout, lookup.table, (), ())
-        named = _key(lookup.name, tuple(alone.position(expr) for expr in lookup.keys))
+        named = key_of(lookup.name, tuple(alone.position(expr) for expr in lookup.keys))
         failed = BoundJoin("", lookup.name, alone.statement(), named, (), ())
-    return _Lookup(lookup.name, statement, _used(lookup.exprs()), key, _key("", outputs), failed)
-
-
-def _key(name: str, positions: tuple[int, ...]) -> Callable[[Row], str | None]:
-    if not positions:
-        constant = key_text(name, ())
-        return lambda _: constant
-    if len(positions) > 1:
-        pick = itemgetter(*positions)
-        return lambda row: key_text(name, pick(row))
-    only = positions[0]
-    head = f"{name}["
-
-    def single(row: Row) -> str | None:
-        value = row[only]
-        if type(value) is str:
-            return f"{head}{orjson.dumps(value).decode()}]"
-        return key_text(name, (value,))
-
-    return single
+    return _Lookup(lookup.name, statement, used_joins(lookup.exprs()), key, key_of("", outputs), failed)
