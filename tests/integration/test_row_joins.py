@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from random import Random
 
 import orjson
@@ -13,8 +12,8 @@ import pytest
 from headwater.insight.rows import CurrentRows
 from headwater.replication.stream import flush_builder, joined_rows
 from headwater.storage.open import open_store
-from headwater.storage.sqlite import flush
 from tests.support.changed_source import settled
+from tests.support.dying import die_at
 from tests.support.fix_headwater import Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
@@ -298,14 +297,6 @@ def test_preview_before_and_after(deploy: Deploy, source_db: SourceDb) -> None:
     assert given() == expected
 
 
-def failed(deployment: Deployment) -> bool:
-    try:
-        deployment.raise_failure()
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
 def test_killed_at_each_moment(deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flush_builder, "_MOST_DEPENDENTS", 4)
     monkeypatch.setattr(joined_rows, "_AT_ONCE", 3)
@@ -314,17 +305,7 @@ def test_killed_at_each_moment(deploy: Deploy, source_db: SourceDb, monkeypatch:
         deployment.stop()
         for _ in range(12):
             change(source_db, random)
-
-        def die(name: str, at: str = point) -> None:
-            if name == at:
-                raise KeyboardInterrupt(name)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(flush, "failpoint", die)
-            deployment.start(wait=False)
-            wait_until(partial(failed, deployment), "the replicator to die")
-        deployment.stop()
-        assert deployment.problems() == []
+        die_at(point, deployment, monkeypatch)
         deployment.start()
         agree(deployment)
     assert deployment.ask("audit")["differences"] == {}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from random import Random
 
 import pytest
@@ -14,8 +13,8 @@ import pytest
 from headwater.insight.rows import CurrentRows
 from headwater.source.clock import source_clock
 from headwater.storage.open import open_store
-from headwater.storage.sqlite import flush
 from tests.support.changed_source import settled
+from tests.support.dying import die_at
 from tests.support.fix_headwater import Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.store_file import store_file
@@ -319,14 +318,6 @@ def test_rows_that_cannot_be_evaluated(deploy: Deploy, source_db: SourceDb, cloc
     agree(deployment, clock, {"recent": WINDOWS["recent"]})
 
 
-def failed(deployment: Deployment) -> bool:
-    try:
-        deployment.raise_failure()
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
 def test_killed_at_each_moment_of_a_flip(
     deploy: Deploy, source_db: SourceDb, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,17 +330,7 @@ def test_killed_at_each_moment_of_a_flip(
     for point in ("flush.before_totals", "flush.before_commit", "flush.after_commit"):
         deployment.stop()
         clock.now += timedelta(hours=17)
-
-        def die(name: str, at: str = point) -> None:
-            if name == at:
-                raise KeyboardInterrupt(name)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(flush, "failpoint", die)
-            deployment.start(wait=False)
-            wait_until(partial(failed, deployment), "the replicator to die")
-        deployment.stop()
-        assert deployment.problems() == []
+        die_at(point, deployment, monkeypatch)
         deployment.start()
         agree(deployment, clock)
     assert deployment.ask("audit")["differences"] == {}
