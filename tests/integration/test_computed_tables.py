@@ -72,12 +72,9 @@ def orders(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres"])
-def test_device_gets_result_of_query(
-    deploy: Deploy, orders: SourceDb, store: str, request: pytest.FixtureRequest
-) -> None:
-    storage = request.getfixturevalue("postgres_storage") if store == "postgres" else None
-    deployment = deploy(config(), storage=storage).start()
+@pytest.mark.parametrize("on_postgres", [False, True], ids=["sqlite", "postgres"])
+def test_device_gets_result_of_query(deploy: Deploy, orders: SourceDb, on_postgres: bool) -> None:
+    deployment = deploy(config(), on_postgres=on_postgres).start()
     refreshed(deployment)
     assert shown(deployment) == totals(orders)
 

@@ -94,11 +94,15 @@ def new(postgres_binaries: PostgresBinaries, tmp_path: Path) -> Iterator[SourceD
 
 
 @pytest.fixture(params=["embedded", "postgres"])
-def deployment(request: pytest.FixtureRequest, old: SourceDb, bulk: BulkJobs, tmp_path: Path) -> Iterator[Deployment]:
+def deployment(
+    request: pytest.FixtureRequest,
+    old: SourceDb,
+    bulk: BulkJobs,
+    tmp_path: Path,
+    on_storage: Callable[[], PostgresAddress],
+) -> Iterator[Deployment]:
     """The service on the old cluster, by either store."""
-    storage: PostgresAddress | None = None
-    if request.param == "postgres":
-        storage = request.getfixturevalue("postgres_storage")
+    storage = on_storage() if request.param == "postgres" else None
     deployment = Deployment(old, tmp_path / "store", RULES, bulk, storage=storage)
     yield deployment.start()
     deployment.close()

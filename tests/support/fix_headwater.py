@@ -367,17 +367,34 @@ def storage_dsn(postgres: EmbeddedPostgres) -> str:
 
 
 @pytest.fixture
-def postgres_storage(storage_dsn: str) -> Iterator[PostgresAddress]:
-    """Where a store in Postgres may be made; gone with the test."""
-    schema = f"store_{next(_numbers)}"
-    yield PostgresAddress(storage_dsn, schema, "the test's storage")
-    with psycopg.connect(storage_dsn, autocommit=True) as admin:
+def on_storage(storage_dsn: str) -> Iterator[Callable[[], PostgresAddress]]:
+    """Gives out the one address of a test where a store in Postgres may be made. Fixtures name it as an argument, since
+    one that is asked for by `getfixturevalue` ends first, and the schema would go under a running replicator."""
+    with ExitStack() as stack:
+
+        @functools.cache
+        def address() -> PostgresAddress:
+            schema = f"store_{next(_numbers)}"
+            stack.callback(_drop_schema, storage_dsn, schema)
+            return PostgresAddress(storage_dsn, schema, "the test's storage")
+
+        yield address
+
+
+def _drop_schema(dsn: str, schema: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(f"drop schema if exists {schema} cascade".encode())
 
 
 @pytest.fixture
+def postgres_storage(on_storage: Callable[[], PostgresAddress]) -> PostgresAddress:
+    """Where a store in Postgres may be made; gone with the test."""
+    return on_storage()
+
+
+@pytest.fixture
 def deploy(
-    source_db: SourceDb, bulk: BulkJobs, tmp_path: Path, request: pytest.FixtureRequest
+    source_db: SourceDb, bulk: BulkJobs, tmp_path: Path, on_storage: Callable[[], PostgresAddress]
 ) -> Iterator[Callable[..., Deployment]]:
     """`deploy(yaml)` describes a deployment over the test's database; `start()` it when the tables are there. Its
     store is embedded, or in Postgres when the test or HEADWATER_TEST_STORAGE says so. After the test it has to be
@@ -388,7 +405,7 @@ def deploy(
         def make(
             yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere, **changes: Any
         ) -> Deployment:
-            storage = request.getfixturevalue("postgres_storage") if on_postgres else None
+            storage = on_storage() if on_postgres else None
             given = {"bulk": bulk, "storage": storage, **changes}
             deployment = Deployment(source_db, directory or tmp_path / "store", yaml, **given)
             stack.callback(deployment.close_whole)

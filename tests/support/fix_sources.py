@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headwater.pipeline.jobs import BulkJobs
+from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from tests.support.fix_headwater import Deployment
@@ -139,13 +140,13 @@ NewSources = Callable[..., Sources]
 
 @pytest.fixture
 def new_sources(
-    new_source_db: Callable[[], SourceDb], bulk: BulkJobs, tmp_path: Path, request: pytest.FixtureRequest
+    new_source_db: Callable[[], SourceDb], bulk: BulkJobs, tmp_path: Path, on_storage: Callable[[], PostgresAddress]
 ) -> Iterator[NewSources]:
     """See `NewSources`. After the test, the store has to be whole."""
     with ExitStack() as stack:
 
         def make(yaml: str, tables: dict[str, str], *, on_postgres: bool = False, **changes: Any) -> Sources:
-            storage = request.getfixturevalue("postgres_storage") if on_postgres else None
+            storage = on_storage() if on_postgres else None
             given = {"bulk": bulk, "storage": storage, **changes}
 
             def one(tag: str, shard: str | None, yaml: str) -> Deployment:
