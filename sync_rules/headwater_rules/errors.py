@@ -52,7 +52,10 @@ class RuleCode(StrEnum):
     UNSUPPORTED = "HW_R102", "The SQL is not supported, because rules are evaluated row by row."
     UNKNOWN_NAME = "HW_R103", "The query has no such table, column or alias."
     UNKNOWN_FUNCTION = "HW_R104", "Rules have no such function."
-    MIXED_FILTER = "HW_R105", "A condition combines values of several sources other than by `=` or `IN`."
+    MIXED_FILTER = (
+        "HW_R105",
+        "A condition compares the synced row with the request, or with several tables, other than by `=` or `IN`.",
+    )
     SINGLE_TABLE = "HW_R106", "A query selects columns of more than one table."
     TOO_MANY = (
         "HW_R107",

@@ -131,6 +131,21 @@ def element_column(name: str) -> str | None:
     return f"e{found[2]}.{found[1]}" if found else None
 
 
+_FOUND = re.compile("\x00found:([0-9]+):([0-9]+)")
+
+
+def found_input(stage: int, output: int) -> str:
+    """The input of a stage's filter for output number `output` of the row that stage number `stage` found, which is a
+    SQL literal."""
+    return f"\x00found:{stage}:{output}"
+
+
+def found_output(name: str) -> FromStage | None:
+    """The stage and output that such an input means; None for values of the request."""
+    found = _FOUND.fullmatch(name)
+    return FromStage(int(found[1]), int(found[2])) if found else None
+
+
 class RequestInput(Enum):
     """Inputs of a request expression. All but the first are JSON text, or null where the request has none."""
 
@@ -247,10 +262,18 @@ ParamSource = FromRequest | FromStage
 @dataclass(frozen=True, slots=True)
 class LookupStage:
     """A step of a request that looks `keys` up in a lookup definition. Stages are joined, so values of one looked-up
-    row are only combined with values of that row. A stage whose outputs are not used is an EXISTS test."""
+    row are only combined with values of that row. A stage whose outputs are not used is an EXISTS test. `filters` are
+    over the request and over rows that this stage and earlier ones found: see `found_input`."""
 
     lookup: int
     keys: tuple[ParamSource, ...]
+    filters: tuple[Expr, ...] = ()
+
+    def reads(self) -> frozenset[int]:
+        """The stages whose outputs its keys and filters read, itself among them."""
+        found = (found_output(name) for each in self.filters for name in each.inputs)
+        sources = (*self.keys, *(output for output in found if output is not None))
+        return frozenset(source.stage for source in sources if isinstance(source, FromStage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +300,9 @@ class Variant:
     params: tuple[tuple[ParamSource, ...], ...]
     priority: int | None = None
 
-    def sources(self, first: int = 0) -> list[ParamSource]:
-        """What the keys of its stages, from the `first` one on, and the parameters of its buckets are taken from."""
-        stages = [stage for stage in self.stages[first:] if isinstance(stage, LookupStage)]
+    def sources(self) -> list[ParamSource]:
+        """What the keys of its stages and the parameters of its buckets are taken from."""
+        stages = [stage for stage in self.stages if isinstance(stage, LookupStage)]
         return [source for group in (*(stage.keys for stage in stages), *self.params) for source in group]
 
     def lookups(self) -> tuple[int, ...]:

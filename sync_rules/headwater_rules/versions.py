@@ -283,4 +283,4 @@ def _named(plan: SyncPlan, stage: Stage, differs: bool) -> object:
     """A stage without positions in its plan."""
     if isinstance(stage, RequestStage):
         return stage
-    return (None if differs else plan.lookups[stage.lookup].name, stage.keys)
+    return (None if differs else plan.lookups[stage.lookup].name, stage.keys, stage.filters)

@@ -186,6 +186,7 @@ def _exprs(stream: Stream) -> Iterator[Expr]:
                 yield from (*stage.arrays, *stage.filters, *stage.outputs)
             else:
                 sources += stage.keys
+                yield from stage.filters
         yield from (source.expr for source in sources if isinstance(source, FromRequest))
 
 

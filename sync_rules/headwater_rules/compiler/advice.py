@@ -157,7 +157,7 @@ def everybody_warnings(found: Iterable[ForEverybody]) -> Iterator[RuleError]:
 
 
 def _is_open(draft: VariantDraft) -> bool:
-    if draft.arrays is not None or draft.requested():
+    if draft.compares():
         return False
     return all(every_user_passes(gate) for gate in draft.gates)
 

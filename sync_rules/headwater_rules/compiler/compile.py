@@ -185,7 +185,7 @@ def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
             before = len(job.report.errors)
             selection = flatten_select(context, query, node)
             if len(job.report.errors) > before:
-                find_mixed(context, selection.condition)
+                find_mixed(context, selection)
                 continue
             own = draft_query(context, selection, All(()), frozenset(), node)
             drafts += own
@@ -230,10 +230,9 @@ def _mistyped(name: str, queries: Sequence[SqlText], used: Collection[str]) -> R
 def _warn_of_every_row(job: Compilation, drafts: Sequence[VariantDraft], query: SqlText) -> None:
     """Report the alternatives of a query that look up all rows of a table which another alternative looks up by
     values: the table is joined for a condition that they leave out."""
-    by_values = {lookup.table for draft in drafts for lookup, keys in draft.lookups if keys}
-    unconnected = {
-        lookup.table for draft in drafts for lookup, keys in draft.lookups if not keys and not lookup.filters
-    }
+    stages = [stage for draft in drafts for stage in draft.lookups]
+    by_values = {stage.lookup.table for stage in stages if stage.keys}
+    unconnected = {stage.lookup.table for stage in stages if not stage.keys and not stage.lookup.filters}
     for table in sorted(by_values & unconnected, key=lambda each: each.written):
         message = f"each request looks up all rows of `{table.written}`: an alternative of the OR does not ask which"
         hint = f"write one query for each alternative under `queries`, without `{table.name}` where it is not needed"

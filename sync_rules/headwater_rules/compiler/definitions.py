@@ -160,7 +160,7 @@ def _drafts(job: Compilation, parameters: _Parameters, query: SqlText, node: exp
     scope = Scope(None, {_BUCKET: columns})
     selection = flatten_select(context.naming(RequestNames.NONE), query, node, scope)
     if len(job.report.errors) > before:
-        find_mixed(context, selection.condition)
+        find_mixed(context, selection)
         return []
     return draft_query(context, selection, given.condition, given.tables, node)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headwater_rules.compiler.fragment import REQUEST, Frag, Ref, to_expr
+from headwater_rules.compiler.fragment import Frag, Ref, to_expr
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.relations import (
     All,
@@ -98,8 +98,6 @@ def _needs_row(context: Context, atom: Atom, number: int) -> bool:
     owners = dependencies(atom.frag, context.owner)
     if owners == {number}:
         return _without_row(atom.frag) in {(0,), (None,)}
-    if atom.link is None and len(owners) > 1:
-        return REQUEST in owners  # refused, as every comparison with the request other than by `=`
     sides = atom.link or ()
     return any(dependencies(side, context.owner) == {number} and _without_row(side) == (None,) for side in sides)
 

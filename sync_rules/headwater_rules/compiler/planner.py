@@ -43,6 +43,7 @@ from headwater_rules.plan import (
     Star,
     Value,
     element_input,
+    found_input,
 )
 from headwater_rules.text.sqltext import error_at
 
@@ -75,15 +76,23 @@ def every_user_passes(gate: Expr) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedStage:
+    """A `LookupStage` whose lookup has no name yet."""
+
+    lookup: LookupDefinition
+    keys: tuple[ParamSource, ...]
+    filters: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class VariantDraft:
     """A variant whose bucket and lookups have no names yet. Its first stage is `arrays`, if rows are made from the
-    request; each of `lookups`, with the sources of its keys, is a further stage. `dangerous`: values of the client
-    decide, whatever the token says."""
+    request; each of `lookups` is a further stage. `dangerous`: values of the client decide, whatever the token says."""
 
     row: RowSource
     gates: tuple[Expr, ...]
     arrays: RequestStage | None
-    lookups: tuple[tuple[LookupDefinition, tuple[ParamSource, ...]], ...]
+    lookups: tuple[DraftedStage, ...]
     params: tuple[tuple[ParamSource, ...], ...]
     dangerous: bool
     joins: tuple[DraftedJoin, ...] = ()
@@ -91,8 +100,13 @@ class VariantDraft:
     def requested(self) -> list[FromRequest]:
         """The request values that lead to lookups and buckets."""
         sources = [source for group in self.params for source in group]
-        sources += [source for _, keys in self.lookups for source in keys]
+        sources += [source for stage in self.lookups for source in stage.keys]
         return [source for source in sources if isinstance(source, FromRequest)]
+
+    def compares(self) -> bool:
+        """Whether values of the request lead to anything, or rows are compared with them."""
+        compared = any(name in _REQUESTED for each in self.lookups for expr in each.filters for name in expr.inputs)
+        return compared or self.arrays is not None or bool(self.requested())
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,33 +256,36 @@ def _not_joined(context: Context, table: int, columns: Sequence[SelectedColumn |
     return error_at(RuleCode.SINGLE_TABLE, message, node, hint)
 
 
-def find_mixed(context: Context, condition: Condition) -> None:
-    """Report conditions that can't be split, in a query that is rejected for other errors already."""
+def find_mixed(context: Context, selection: Selection) -> None:
+    """Report conditions that can't be split, in a query that is rejected for other errors already: those that compare
+    a selected table with the request."""
+    selected = {owner for column in selection.columns for owner in _owners(context, column)}
+    _find_mixed(context, selection.condition, selected or set(selection.tables))
+
+
+def _find_mixed(context: Context, condition: Condition, selected: set[int]) -> None:
     if not isinstance(condition, Atom):
         for item in condition.items:
-            find_mixed(context, item)
+            _find_mixed(context, item, selected)
         return
-    sides = condition.link or (condition.frag,)
-    if any(len(_sources(context, side)) > 1 for side in sides):
-        context.report.add(_mixed(context, condition))
-
-
-def _sources(context: Context, frag: Frag) -> set[int]:
-    """Where a value comes from: the request, including its arrays, or tables."""
-
-    def is_table(owner: int) -> bool:
-        return owner != REQUEST and isinstance(context.instances[owner], TableRef)
-
-    return {owner if is_table(owner) else REQUEST for owner in dependencies(frag, context.owner)}
+    for side in condition.link or (condition.frag,):
+        owners = dependencies(side, context.owner)
+        tables = {owner for owner in owners if owner != REQUEST and isinstance(context.instances[owner], TableRef)}
+        if tables & selected and tables != owners:
+            context.report.add(_mixed(context, condition))
+            return
 
 
 def _mixed(context: Context, atom: Atom) -> RuleError:
     owners = dependencies(atom.frag, context.owner)
     what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
     hint = "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it"
+    if REQUEST in owners:
+        hint += "; rows of a subquery may be compared with the request in any way"
     return error_at(RuleCode.MIXED_FILTER, f"this condition combines {what} other than by `=`", atom.node, hint)
 
 
+_REQUESTED = frozenset(value.value for value in RequestInput)
 _ELEMENTS = -2
 """Rows made of the request's arrays, as a source like the request and the tables."""
 
@@ -305,6 +322,7 @@ class _Term:
         self._elements = _Parts()
         self._links: list[_Link] = []
         self._gates: list[Frag] = []
+        self._conditions: list[Frag] = []  # on rows that are looked up, with each other and with the request
         for number in sorted(joined):
             owner = context.owner(number)
             if isinstance(context.instances[owner], ExpandedArray):
@@ -324,7 +342,10 @@ class _Term:
             stages.insert(0, _ELEMENTS)
         provided = {table: stage for stage, table in enumerate(stages)}
         outputs = self._outputs(stages)
-        lookups = tuple(self._lookup(table, provided, outputs) for table in stages if table != _ELEMENTS)
+        filters_of = self._filters(provided, outputs)
+        lookups = tuple(
+            self._lookup(table, provided, outputs, filters_of.get(table, ())) for table in stages if table != _ELEMENTS
+        )
         target = self._target
         row_params = self._keyed(target.table, provided, outputs)
         for number, uses in self._request_arrays.items():
@@ -340,7 +361,7 @@ class _Term:
             pattern, target.output_table, *self._rows_of(self._parts[target.table]), tuple(row_params),
             tuple(self._projected(column) for column in target.columns),
         )  # fmt: skip
-        exprs = [*row.deciding(), *row.selected(), *(expr for lookup, _ in lookups for expr in lookup.exprs())]
+        exprs = [*row.deciding(), *row.selected(), *(expr for each in lookups for expr in each.lookup.exprs())]
         return VariantDraft(
             row,
             self._sorted(self._gates),
@@ -377,16 +398,33 @@ class _Term:
             self._need_elements(owners)
         elif len(owners) == 1:
             self._parts[next(iter(owners))].filters.append(atom.frag)
-        elif atom.link is None:
-            raise _mixed(self._context, atom)
+        elif (link := self._link(atom)) is not None:
+            self._links.append(link)
+        elif self._target.table not in owners:
+            self._conditions.append(atom.frag)
+            self._need_elements(owner for owner in owners if owner in self._request_arrays)
         else:
-            left, right = (self._owner(side, atom) for side in atom.link)
-            if left == right:
-                raise _mixed(self._context, atom)
-            self._links.append(_Link(atom.link, (left, right)))
+            raise _mixed(self._context, atom)
 
-    def _owner(self, side: Frag, atom: Atom) -> int:
-        """The owner of one side of a link. Raises RuleError for a mixture."""
+    def _link(self, atom: Atom) -> _Link | None:
+        """An equality of values that have one owner each; None for any other condition."""
+        if atom.link is None:
+            return None
+        owners = [self._single(side) for side in atom.link]
+        if None in owners or owners[0] == owners[1]:
+            return None
+        left, right = (self._owner(side) for side in atom.link)
+        return _Link(atom.link, (left, right))
+
+    def _single(self, side: Frag) -> int | None:
+        """The owner of one side of a link; None for a mixture."""
+        owners = dependencies(side, self._context.owner)
+        if len(owners) == 1:
+            return next(iter(owners))
+        return _ELEMENTS if owners and owners <= {REQUEST, *self._request_arrays} else None
+
+    def _owner(self, side: Frag) -> int:
+        """The owner of one side of a link, which is noted as a use of it."""
         owners = dependencies(side, self._context.owner)
         if len(owners) == 1:
             (owner,) = owners
@@ -395,8 +433,6 @@ class _Term:
                 if side.ref is None or side.ref.column != "value":
                     self._need_elements(owners)
             return owner
-        if not owners or not owners <= {REQUEST, *self._request_arrays}:
-            raise _mixed(self._context, atom)
         self._need_elements(owners)
         return _ELEMENTS
 
@@ -421,7 +457,7 @@ class _Term:
         for everybody."""
         leading = list(self._leading())
         gates = [gate for gate in self._gates if not every_user_passes(self._expr(gate))]
-        tests = [frag.trust for frag in (*gates, *self._elements.filters)]
+        tests = [frag.trust for frag in (*gates, *self._elements.filters, *self._conditions)]
         if not any(trust.client for trust in (*tests, *(trust for trust, _ in leading))):
             return False
         repeated = frozenset[object]().union(*(test.repeated for test in tests))
@@ -468,16 +504,47 @@ class _Term:
                 continue
             giver = 0 if left < right else 1
             needed[link.owners[giver]].add(self._expr(link.sides[giver]))
+        for ref in (ref for frag in self._conditions for ref in frag.parts if isinstance(ref, Ref)):
+            if ref.table != REQUEST:
+                needed[self._stage_of(ref)].add(self._compared(ref))
         return {table: tuple(sorted(exprs, key=expr_order)) for table, exprs in needed.items()}
 
+    def _stage_of(self, ref: Ref) -> int:
+        """The table whose stage gives a value, or _ELEMENTS."""
+        owner = self._context.owner(ref.table)
+        return _ELEMENTS if owner in self._elements.arrays else owner
+
+    def _compared(self, ref: Ref) -> Expr:
+        """A value of a row as a SQL literal, so that nulls and blobs, which no stage can give, come through."""
+        return Expr("quote(?1)", (self._input(ref),))
+
+    def _filters(self, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]) -> dict[int, tuple[Expr, ...]]:
+        """The conditions on rows that are looked up, each with the last table that it reads."""
+
+        def name(ref: Ref) -> str:
+            if ref.table == REQUEST:
+                return ref.column
+            stage = self._stage_of(ref)
+            return found_input(provided[stage], outputs[stage].index(self._compared(ref)))
+
+        found: dict[int, set[Expr]] = {}
+        for frag in self._conditions:
+            tables = {self._stage_of(part) for part in frag.parts if isinstance(part, Ref) and part.table != REQUEST}
+            found.setdefault(max(tables, key=provided.__getitem__), set()).add(to_expr(frag, name))
+        return {table: tuple(sorted(exprs, key=expr_order)) for table, exprs in found.items()}
+
     def _lookup(
-        self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
-    ) -> tuple[LookupDefinition, tuple[ParamSource, ...]]:
+        self,
+        table: int,
+        provided: dict[int, int],
+        outputs: dict[int, tuple[Expr, ...]],
+        filters: tuple[Expr, ...],
+    ) -> DraftedStage:
         earlier = {other: stage for other, stage in provided.items() if stage < provided[table]}
         pairs = [(key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources]
         pattern, keys = self._context.table_at(table).pattern, tuple(key for key, _ in pairs)
         definition = LookupDefinition("", "", pattern, *self._rows_of(self._parts[table]), keys, outputs[table])
-        return definition, tuple(source for _, source in pairs)
+        return DraftedStage(definition, tuple(source for _, source in pairs), filters)
 
     def _keyed(
         self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]

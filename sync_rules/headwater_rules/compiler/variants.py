@@ -74,7 +74,7 @@ class Catalog:
         """The draft as a variant that refers to its definitions by position. Raises RuleError when two digests shorten
         to the same name."""
         stages: list[Stage] = [] if draft.arrays is None else [draft.arrays]
-        stages += [LookupStage(self._lookup(lookup, node), sources) for lookup, sources in draft.lookups]
+        stages += [LookupStage(self._lookup(each.lookup, node), each.keys, each.filters) for each in draft.lookups]
         bucket = self._bucket(stream, draft.row, node)
         for drafted in draft.joins:
             by = None if drafted.index is None else self._lookup(drafted.index, node, JOIN)
@@ -155,8 +155,8 @@ def draft_query(
         _check_sql(draft, node)
         if context.checks is not None:
             context.checks.decides(draft.row.table, draft.row.deciding(), node)
-            for lookup, _ in draft.lookups:
-                context.checks.decides(lookup.table, lookup.exprs(), node)
+            for stage in draft.lookups:
+                context.checks.decides(stage.lookup.table, stage.lookup.exprs(), node)
             for each in draft.joins:
                 context.checks.decides(each.join.table, each.join.keys, node)
                 context.checks.decides(each.lookup.table, each.lookup.exprs(), node)
@@ -227,13 +227,14 @@ def _warn_of_alias(context: Context, selection: Selection, target: QueryTarget) 
 def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
     """Check that SQLite can prepare every whole statement, since its limits apply to those."""
     try:
-        for expr in dict.fromkeys((*draft.gates, *(source.expr for source in draft.requested()))):
+        filters = (expr for stage in draft.lookups for expr in stage.filters)
+        for expr in dict.fromkeys((*draft.gates, *filters, *(source.expr for source in draft.requested()))):
             engine().check(f"SELECT {expr.sql}")
         if draft.arrays is not None:
             engine().check(stage_statement(draft.arrays)[0])
         row = draft.row
         _check_bound(row.table, row.filters, row.each, (*row.params, *row.selected()))
-        for lookup, _ in draft.lookups:
+        for lookup in (stage.lookup for stage in draft.lookups):
             _check_bound(lookup.table, lookup.filters, lookup.each, (*lookup.keys, *lookup.outputs))
         for each in draft.joins:
             _check_bound(each.lookup.table, each.lookup.filters, (), (*each.lookup.keys, *each.lookup.outputs))

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater_rules.describe.wording import columns_of, joined_words, request_words, row_words
+from headwater_rules.describe.wording import columns_of, compared_words, joined_words, request_words, row_words
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.plan import (
     Expr,
@@ -103,10 +103,10 @@ def explain(plan: SyncPlan) -> Explanation:
 
 def _stream(plan: SyncPlan, stream: Stream) -> StreamWords:
     ways = tuple(_way(plan, stream, variant) for variant in stream.variants)
-    return StreamWords(stream.name, stream.auto_subscribe, stream.priority, tuple(_reads(stream)), ways)
+    return StreamWords(stream.name, stream.auto_subscribe, stream.priority, tuple(_reads(plan, stream)), ways)
 
 
-def _reads(stream: Stream) -> list[str]:
+def _reads(plan: SyncPlan, stream: Stream) -> list[str]:
     words: list[str] = []
     for variant in stream.variants:
         words += map(request_words, variant.gates)
@@ -114,6 +114,7 @@ def _reads(stream: Stream) -> list[str]:
         for stage in variant.stages:
             if isinstance(stage, LookupStage):
                 words += _from_request(stage.keys)
+                words += (compared_words(plan, variant, each) for each in stage.filters)
             else:
                 words += map(request_words, stage.arrays)
                 words += (request_words(each, stage.arrays) for each in (*stage.filters, *stage.outputs))
@@ -149,7 +150,10 @@ def _step(plan: SyncPlan, variant: Variant, stage: LookupStage | RequestStage) -
     return RequestStep(
         _name(lookup.table),
         (),
-        tuple(row_words(each, lookup.each, joined) for each in lookup.filters),
+        (
+            *(row_words(each, lookup.each, joined) for each in lookup.filters),
+            *(compared_words(plan, variant, each) for each in stage.filters),
+        ),
         tuple((row_words(key, lookup.each), _source(plan, variant, source)) for key, source in keys),
         tuple(row_words(each, lookup.each) for each in lookup.outputs),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from headwater_rules.describe.wording import joined_words, request_words, row_words
+from headwater_rules.describe.wording import compared_words, joined_words, request_words, row_words
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.binding import Bound, Layout, lacking
 from headwater_rules.evaluate.inputs import Inputs
@@ -134,6 +134,11 @@ class Why:
                 yield f"no row of `{lookup.table.name}` with {_looked_up(lookup, key)}"
             if not any(asked.values()):
                 return
+        for stage in variant.stages:
+            if isinstance(stage, LookupStage) and stage.filters:
+                conditions = (compared_words(self._plan, variant, each) for each in stage.filters)
+                table = self._plan.lookups[stage.lookup].table.name
+                yield f"rows of `{table}` count only where {' and '.join(conditions)}"
         if not any(bucket.definition in variant.buckets for bucket in self.resolution.buckets):
             for sources in variant.params:
                 if len(sources) > 1:

@@ -12,7 +12,18 @@ from sqlglot.errors import SqlglotError
 
 from headwater_rules.evaluate.clock import Interval, interval_words
 from headwater_rules.evaluate.engine import renumber
-from headwater_rules.plan import Expr, RequestInput, RowFunction, SyncPlan, element_column, joined_input
+from headwater_rules.plan import (
+    Expr,
+    RequestInput,
+    RequestStage,
+    RowFunction,
+    Stage,
+    SyncPlan,
+    Variant,
+    element_column,
+    found_output,
+    joined_input,
+)
 from headwater_rules.text.sqltext import RuleDialect
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
@@ -24,7 +35,7 @@ _REQUEST = {
     RequestInput.SUBSCRIPTION.value: "subscription.parameters()",
 }
 _OF_ROW = {function.value: f"{function.name.lower()}()" for function in RowFunction}
-_INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor", "hw_moment"})
+_INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor", "hw_moment", "quote"})
 _OWN = "hw_"  # prefix of functions that differ from SQLite's of the same name
 _LOOSE = (exp.Binary, exp.Not, exp.In, exp.Between)
 
@@ -70,6 +81,24 @@ _NO_OUTPUT = Expr("'1'", ())
 def request_words(expr: Expr, arrays: Sequence[Expr] = ()) -> str:
     """An expression over values of the request."""
     return _words(expr, _REQUEST, arrays)
+
+
+def compared_words(plan: SyncPlan, variant: Variant, expr: Expr) -> str:
+    """A filter of a stage of a variant: over values of the request and of looked-up rows."""
+    names = dict(_REQUEST)
+    for name in expr.inputs:
+        if (found := found_output(name)) is not None:
+            stage = variant.stages[found.stage]
+            output = stage.outputs if isinstance(stage, RequestStage) else plan.lookups[stage.lookup].outputs
+            names[name] = _of_stage(plan, stage, output[found.output])
+    return _words(expr, names, ())
+
+
+def _of_stage(plan: SyncPlan, stage: Stage, output: Expr) -> str:
+    if isinstance(stage, RequestStage):
+        return request_words(output, stage.arrays)
+    lookup = plan.lookups[stage.lookup]
+    return _words(output, _Qualified(lookup.table.name, joined_words(plan)), lookup.each)
 
 
 def columns_of(exprs: Sequence[Expr]) -> list[str]:

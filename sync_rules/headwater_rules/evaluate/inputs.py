@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 import orjson
@@ -88,6 +89,7 @@ def named(steps: Steps) -> str:
 
 
 Canonical = int | float | str
+_NONE_FOUND: Mapping[str, Value] = MappingProxyType({})
 Result = TypeVar("Result")
 
 _CALLED = {
@@ -123,6 +125,11 @@ class Inputs:
     def holds(self, gate: Expr) -> bool:
         """Whether a condition is true. Raises EvaluationError."""
         return self._once(gate, gate.inputs, lambda: bool(self._scalar(gate)))
+
+    def passes(self, condition: Expr, found: Mapping[str, Value]) -> bool:
+        """Whether a condition is true, of which some inputs are values of rows. Raises EvaluationError."""
+        bindings = self._bindings(condition.sql, condition.inputs, found)
+        return bool(engine().rows(f"SELECT {condition.sql}", bindings)[0][0])
 
     def values(self, source: FromRequest) -> tuple[Canonical, ...]:
         """The value of `source` in canonical form, or every distinct one of an array; nothing for null and blobs.
@@ -168,12 +175,14 @@ class Inputs:
         rows = engine().rows(f"SELECT value FROM json_each({expr.sql})", self._bindings(expr.sql, expr.inputs))
         return [row[0] for row in rows]
 
-    def _bindings(self, sql: str, names: Sequence[str]) -> list[Value]:
-        """The inputs of an expression. Raises EvaluationError when it reads an inexact number."""
-        values = [self._input(name) for name in names]
-        if any(self._holder(name)._inexact[name] for name in names):
+    def _bindings(self, sql: str, names: Sequence[str], found: Mapping[str, Value] = _NONE_FOUND) -> list[Value]:
+        """The inputs of an expression, of which `found` are none of the request. Raises EvaluationError when it reads
+        an inexact number of that."""
+        values = [found[name] if name in found else self._input(name) for name in names]
+        if any(name not in found and self._holder(name)._inexact[name] for name in names):
             for position, steps in readings(sql):
-                self._refuse_inexact(names[position], steps)
+                if names[position] not in found:
+                    self._refuse_inexact(names[position], steps)
         return values
 
     def _holder(self, name: str) -> Inputs:

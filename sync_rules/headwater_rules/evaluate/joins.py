@@ -104,10 +104,11 @@ _LITERAL = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
 def joined_values(output: str) -> tuple[Value, ...]:
     """The values of the columns of a joined row, from the output of its lookup: SQL literals, as `quote()` of SQLite
     writes them."""
-    return tuple(map(_of_literal, orjson.loads(output)))
+    return tuple(map(of_literal, orjson.loads(output)))
 
 
-def _of_literal(literal: str) -> Value:
+def of_literal(literal: str) -> Value:
+    """The value of a SQL literal that `quote()` has written."""
     if literal == "NULL":
         return None
     if found := _LITERAL.fullmatch(literal):

@@ -30,10 +30,11 @@ class Setting(Enum):
 
 
 class TooManyResultsError(Exception):
-    """A step of a request exceeds its limit. `what` is `lookups` or `lookup rows`."""
+    """A step of a request exceeds its limit: it needs more than `most` `what`, which are lookups or rows."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, most: int, what: str) -> None:
+        super().__init__(most, what)
+        self.most = most
         self.what = what
 
 

@@ -15,9 +15,11 @@ import orjson
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.inputs import Canonical, Inputs
+from headwater_rules.evaluate.joins import of_literal
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS, ResolveLimits, Setting, TooManyResultsError
 from headwater_rules.evaluate.naming import key_text
 from headwater_rules.plan import (
+    Expr,
     FromRequest,
     FromStage,
     LookupStage,
@@ -28,6 +30,7 @@ from headwater_rules.plan import (
     Stream,
     SyncPlan,
     Variant,
+    found_output,
 )
 from headwater_rules.results import (
     LookupReader,
@@ -54,6 +57,9 @@ controls how many there are."""
 _BUDGET = 20
 """After this many buckets, lookups and rows of left-out subscriptions, as a multiple of the limit, no more are
 evaluated. Bounded because a client controls how many such subscriptions there are."""
+
+_COMPARED = 20
+"""How many rows a step may compare with the request, as a multiple of those that it may find."""
 
 _STEPS = 200
 """After this many steps from subscriptions to buckets, as a multiple of the limit, no more are evaluated. Bounded
@@ -208,7 +214,7 @@ class _Resolver:
             counted = self._collect(answer)
         except TooManyResultsError as error:
             self._budget -= self._max_results
-            reason = f"a step of stream {entry.stream.name} needs more than {self._max_results:,} {error.what}"
+            reason = f"a step of stream {entry.stream.name} needs more than {error.most:,} {error.what}"
             return self._omitted(answer, Setting.RESULTS, reason)
         new = answer.families.keys() - self._given
         total = len(self._given) + len(new)
@@ -271,14 +277,29 @@ class _Resolver:
         for number, stage in enumerate(variant.stages):
             needed = _needed_after(variant, number)
             joined: dict[State, None] = {}
-            for state, rows in self._run(stage, states, inputs):
-                for found in rows:
-                    row = (*state, found)
-                    joined.setdefault(tuple(kept if i in needed else () for i, kept in enumerate(row)))
-                    if len(joined) > self._max_results:
-                        raise TooManyResultsError("lookup rows")
+            for row in self._passing(stage, self._run(stage, states, inputs), inputs):
+                joined.setdefault(tuple(kept if i in needed else () for i, kept in enumerate(row)))
+                if len(joined) > self._max_results:
+                    raise TooManyResultsError(self._max_results, "lookup rows")
             states = joined
         return states
+
+    def _passing(self, stage: Stage, found: Iterable[tuple[State, Rows]], inputs: Inputs) -> Iterator[State]:
+        """The states that rows lead to which pass the stage's filters."""
+        filters = stage.filters if isinstance(stage, LookupStage) else ()
+        read = [(name, output) for name in _inputs_of(filters) if (output := found_output(name)) is not None]
+        compared = 0
+        for state, rows in found:
+            for each in rows:
+                row = (*state, each)
+                if filters:
+                    compared += 1
+                    if compared > _COMPARED * self._max_results:
+                        raise TooManyResultsError(_COMPARED * self._max_results, "lookup rows to be compared")
+                    values = {name: of_literal(str(row[output.stage][output.output])) for name, output in read}
+                    if not all(inputs.passes(condition, values) for condition in filters):
+                        continue
+                yield row
 
     def _run(self, stage: Stage, states: Iterable[State], inputs: Inputs) -> list[tuple[State, Rows]]:
         """The rows that the stage finds for each state, possibly in several pieces."""
@@ -297,13 +318,13 @@ class _Resolver:
             if key is not None:
                 keys.append(key)
             if len(keys) > self._max_results:
-                raise TooManyResultsError("lookups")
+                raise TooManyResultsError(self._max_results, "lookups")
         return keys
 
     def _ask(self, keys: Iterable[str]) -> None:
         wanted = dict.fromkeys(keys)
         if len(wanted) > self._max_results:
-            raise TooManyResultsError("lookups")
+            raise TooManyResultsError(self._max_results, "lookups")
         missing = [key for key in wanted if key not in self.answers]
         if not missing:
             return
@@ -315,16 +336,22 @@ class _Resolver:
 
 def _needed_after(variant: Variant, number: int) -> set[int]:
     """The stages whose outputs are still needed after stage `number`."""
-    return {source.stage for source in variant.sources(number + 1) if isinstance(source, FromStage)}
+    stages = [stage.reads() for stage in variant.stages[number + 1 :] if isinstance(stage, LookupStage)]
+    params = {source.stage for group in variant.params for source in group if isinstance(source, FromStage)}
+    return params.union(*stages)
 
 
 @lru_cache(maxsize=1000)
 def _reads_subscription(stage: Stage) -> bool:
     if isinstance(stage, LookupStage):
-        exprs = [source.expr for source in stage.keys if isinstance(source, FromRequest)]
+        exprs = [*(source.expr for source in stage.keys if isinstance(source, FromRequest)), *stage.filters]
     else:
         exprs = [*stage.arrays, *stage.filters, *stage.outputs]
-    return any(RequestInput.SUBSCRIPTION.value in expr.inputs for expr in exprs)
+    return RequestInput.SUBSCRIPTION.value in _inputs_of(exprs)
+
+
+def _inputs_of(exprs: Iterable[Expr]) -> dict[str, None]:
+    return dict.fromkeys(name for expr in exprs for name in expr.inputs)
 
 
 def _values(source: ParamSource, state: State, inputs: Inputs) -> Found:

@@ -1,0 +1,77 @@
+"""Rules that compare looked-up rows with the request by order, on the service: devices have what Postgres answers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import auto_streams
+
+TABLES = """
+create table projects (id text primary key, level double precision, starts date, ends date);
+create table members (id text primary key, project text, account text, joined date);
+create table shifts (id text primary key, project text);
+insert into projects select i, i % 5, date '2026-01-01' + i, date '2026-01-10' + i from generate_series(1, 20) i;
+insert into members select i, i % 20 + 1, 'ab'::char(2), date '2026-01-03' + i % 15 from generate_series(1, 40) i;
+update members set account = case when id::int % 3 = 0 then 'kim' else 'lee' end;
+insert into shifts select i, i % 22 from generate_series(1, 100) i;
+"""
+JOINED = 'shifts AS "{}" JOIN projects p ON p.id = "{}".project JOIN members m ON m.project = p.id'
+QUERIES = {
+    "open": 'SELECT "open".id FROM ' + JOINED.format("open", "open") + """
+        WHERE m.account = auth.user_id() AND auth.parameter('day') BETWEEN p.starts AND p.ends AND p.ends > m.joined""",
+    "level": """SELECT id FROM shifts AS "level" WHERE project IN
+        (SELECT id FROM projects WHERE level < auth.parameter('level') OR level IS NULL)""",
+}  # fmt: skip
+STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
+
+
+def expected(source: SourceDb, user: str, level: float, day: str) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for name, query in QUERIES.items():
+        written = query.replace("auth.user_id()", f"'{user}'").replace("auth.parameter('day')", f"date '{day}'")
+        rows = source.connection.execute(written.replace("auth.parameter('level')", str(level)).encode()).fetchall()
+        found |= {(name, str(row[0])) for row in rows}
+    return found
+
+
+def compare(deployment: Deployment, source: SourceDb, random: Random) -> None:
+    deployment.caught_up()
+    for user in ("kim", "lee"):
+        level, day = random.choice([0, 1.5, 3, 9]), f"2026-01-{random.randint(1, 31):02}"
+        assert deployment.rows(user, level=level, day=day).keys() == expected(source, user, level, day)
+
+
+def change(random: Random) -> str:
+    some = f"id = '{random.randint(1, 25)}'"
+    day = random.choice(["null", f"date '2026-01-{random.randint(1, 31):02}'"])
+    level = random.choice(["null", "0", "1.5", "3"])
+    return random.choice(
+        [
+            f"update projects set starts = {day} where {some}",
+            f"update projects set ends = {day}, level = {level} where {some}",
+            f"update members set joined = {day}, account = 'lee' where {some}",
+            f"delete from projects where {some}",
+            f"insert into projects values ('{random.randint(1, 25)}', {level}, {day}) on conflict do nothing",
+            f"update shifts set project = '{random.randint(1, 25)}' where {some}",
+        ]
+    )
+
+
+@STORES
+def test_devices_have_what_postgres_answers(deploy: Deploy, source_db: SourceDb, on_postgres: bool) -> None:
+    random = Random(f"ranges on {on_postgres}")
+    source_db.execute(TABLES)
+    deployment = deploy(auto_streams(**QUERIES), on_postgres=on_postgres).start()
+    compare(deployment, source_db, random)
+    for number in range(30):
+        for _ in range(random.randint(1, 5)):
+            source_db.execute(change(random))
+        if number % 10 == 5:
+            deployment.stop()
+            source_db.execute(change(random))
+            deployment.start()
+        compare(deployment, source_db, random)
