@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.admin.rules import Text
@@ -41,13 +41,24 @@ class ClientResponse(Struct, frozen=True):
     checkpoint: int
 
 
+class ClientsRequest(Struct, frozen=True):
+    """Which of the open streams to list: those with the text `find` in the user or the client, whatever its case; of
+    them, from the `offset`-th on, at most `limit`."""
+
+    find: Annotated[str, Meta(max_length=200)] = ""
+    offset: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    limit: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+
+
 class ClientsResponse(Struct, frozen=True):
     """The open streams of this endpoint, oldest first. `processes` are those that answered. Other endpoints have
-    streams of their own."""
+    streams of their own. `total` counts all of them, and `found` those that fit the request."""
 
     host: str
     processes: tuple[int, ...]
     clients: tuple[ClientResponse, ...]
+    total: int
+    found: int
 
 
 class TerminateRequest(Struct, frozen=True):
@@ -65,11 +76,19 @@ class RevokeRequest(Struct, frozen=True):
     value: Text
 
 
+class RevocationsRequest(Struct, frozen=True):
+    """Which of the revocations to list: all but the `skip` newest, and of these at most the `limit` newest."""
+
+    skip: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+
+
 class RevocationsResponse(Struct, frozen=True):
-    """The revocations in force, oldest first. With kind `streams`, only open streams were ended, and `value` is the
-    user and the client."""
+    """Revocations in force, oldest first; `total` counts all. With kind `streams`, only open streams were ended, and
+    `value` is the user and the client."""
 
     revocations: tuple[Revocation, ...]
+    total: int
 
 
 class ClientsHandler:
@@ -83,23 +102,37 @@ class ClientsHandler:
         self._reader = reader
         self._connected = connected
 
-    def clients(self) -> ClientsResponse:
+    def clients(self, request: ClientsRequest) -> ClientsResponse:
         """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
+        found = self._everybody()
+        text = request.find.casefold()
+        fitting = [
+            client
+            for client in found.clients
+            if text in client.user.casefold() or text in (client.client or "").casefold()
+        ]
+        end = None if request.limit is None else request.offset + request.limit
+        clients = tuple(fitting[request.offset : end])
+        return ClientsResponse(found.host, found.processes, clients, found.total, len(fitting))
+
+    def users(self) -> list[str]:
+        """The user of each open stream."""
+        return [client.user for client in self._everybody().clients]
+
+    def _everybody(self) -> ClientsResponse:
         workers = self._settings.workers
         if workers is None:
             answers = [self.own()]
         else:
             answers = [msgspec.json.decode(answer, type=ClientsResponse) for _, answer in workers.ask(CLIENTS)]
-        everybody = [client for each in answers for client in each.clients]
-        return ClientsResponse(
-            socket.gethostname(),
-            tuple(process for each in answers for process in each.processes),
-            tuple(sorted(everybody, key=lambda client: client.connected)),
-        )
+        everybody = sorted((client for each in answers for client in each.clients), key=lambda each: each.connected)
+        processes = tuple(process for each in answers for process in each.processes)
+        return ClientsResponse(socket.gethostname(), processes, tuple(everybody), len(everybody), len(everybody))
 
     def own(self) -> ClientsResponse:
         """The devices with an open stream to this process. May be called in any thread."""
-        return ClientsResponse(socket.gethostname(), (os.getpid(),), tuple(map(_client_response, self._connected())))
+        own = tuple(map(_client_response, self._connected()))
+        return ClientsResponse(socket.gethostname(), (os.getpid(),), own, len(own), len(own))
 
     def terminate(self, request: TerminateRequest) -> Revocation:
         """End the open streams of a user or a client, in all processes. The device may connect again."""
@@ -110,9 +143,12 @@ class ClientsHandler:
         """Refuse tokens that have not expired, and end their streams, in all processes."""
         return self._revoke(RevokedKind(request.kind), request.value, TOKENS_KEPT)
 
-    def revocations(self) -> RevocationsResponse:
+    def revocations(self, request: RevocationsRequest) -> RevocationsResponse:
         """List the revocations in force, of streams and of tokens."""
-        return RevocationsResponse(tuple(self._reader.revocations(0)))
+        found = self._reader.revocations(0)
+        end = max(0, len(found) - request.skip)
+        begin = 0 if request.limit is None else max(0, end - request.limit)
+        return RevocationsResponse(tuple(found[begin:end]), len(found))
 
     def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
         with self._settings.store() as store:

@@ -59,7 +59,7 @@ class Administration:
         self._clients = clients = ClientsHandler(settings, reader, connected)
         status = StatusHandler(settings, reader, unfetched)
         self._progress = ProgressHandler(status, self._threads)
-        changes, trial = ChangeLog(settings), TrialHandler(settings, clients.clients)
+        changes, trial = ChangeLog(settings), TrialHandler(settings, clients.users)
         self._warm = WarmSchema(settings.sources)
         self._service = ServiceRoutes(settings, reader, lambda: len(connected()))
         versions, explain = VersionsHandler(settings), ExplainHandler(settings, reader)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from headwater.api.admin.clients import ClientsResponse
 from headwater.api.admin.route import (
     NOT_FOUND,
     TOO_LARGE,
@@ -180,9 +179,9 @@ MOST_CASES = 200
 class TrialHandler:
     """Tries sync configs. Deploys nothing."""
 
-    def __init__(self, settings: AdminSettings, clients: Callable[[], ClientsResponse]) -> None:
+    def __init__(self, settings: AdminSettings, users: Callable[[], Sequence[str]]) -> None:
         self._settings = settings
-        self._clients = clients
+        self._users = users
 
     def compare(self, request: CompareRequest) -> CompareResponse:
         """Compare what a client gets now with what it would get by a sync config."""
@@ -219,7 +218,7 @@ class TrialHandler:
         """Estimate what serving a sync config costs: what is evaluated and stored, and what devices download."""
         new = compiled(request.content)
         deadline = Deadline("headwater rules diff")
-        users = [client.user for client in self._clients().clients]
+        users = self._users()
         with self._settings.store() as store, closing(open_store(self._settings.storage).open_reader()) as reader:
             served, name = served_plan(store)
             current = current_rows(self._settings, store, (), deadline)

@@ -44,10 +44,18 @@ class VersionResponse(Struct, frozen=True):
     message: str | None = None
 
 
+class VersionsRequest(Struct, frozen=True):
+    """At most how many versions to list, and the id of the one before which to begin."""
+
+    before: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+
+
 class VersionsResponse(Struct, frozen=True):
-    """All versions, newest first."""
+    """Versions, newest first. `more` says whether there are older ones."""
 
     versions: tuple[VersionResponse, ...]
+    more: bool
 
 
 class VersionRequest(Struct, frozen=True):
@@ -125,10 +133,12 @@ class VersionsHandler:
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
-    def versions(self) -> VersionsResponse:
-        """List all versions of the sync config."""
+    def versions(self, request: VersionsRequest) -> VersionsResponse:
+        """List the versions of the sync config."""
         with self._settings.store() as store:
-            return VersionsResponse(tuple(version_response(each) for each in reversed(store.versions())))
+            found = [each for each in reversed(store.versions()) if request.before is None or each.id < request.before]
+        listed = found[: request.limit]
+        return VersionsResponse(tuple(map(version_response, listed)), len(listed) < len(found))
 
     def text(self, which: VersionRequest) -> VersionTextResponse:
         """Show the text of one version."""

@@ -53,6 +53,45 @@ def ends(lines: Iterator[str]) -> None:
     assert not any("checkpoint" in line for line in lines)
 
 
+def test_devices_are_found_and_paged(start: Start) -> None:
+    one = start()
+    names = ["Ann", "ann-marie", "bob"]
+    with ExitStack() as stack:
+        for number, user in enumerate(names):
+            stack.enter_context(stream(one, user, f"phone-{number}"))
+
+        def page(**query: Any) -> tuple[list[str], int, int]:
+            told = one.get(f"{OURS}/clients", **query)
+            return [each["user"] for each in told["clients"]], told["found"], told["total"]
+
+        assert page() == (names, 3, 3)
+        assert page(limit=0) == ([], 3, 3)
+        assert page(limit=1, offset=1) == (["ann-marie"], 3, 3)
+        assert page(limit=2, offset=2) == (["bob"], 3, 3)
+        assert page(offset=9) == ([], 3, 3)
+        assert page(find="ANN") == (["Ann", "ann-marie"], 2, 3)
+        assert page(find="phone-2") == (["bob"], 1, 3)
+        assert page(find="n\np") == ([], 0, 3), "a match lies in one of both"
+    for wrong in ({"limit": -1}, {"offset": -1}, {"limit": 10_001}, {"find": "x" * 201}, {"page": 1}):
+        assert one.refusal("GET", f"{OURS}/clients", 400, params=wrong)["code"] == "HW_6201"
+
+
+def test_revocations_are_paged_from_the_newest(start: Start) -> None:
+    one = start()
+    for number in range(4):
+        one.post(f"{OURS}/revoke", kind="sub", value=f"u{number}")
+
+    def page(**query: Any) -> tuple[list[str], int]:
+        told = one.get(f"{OURS}/revocations", **query)
+        return [each["value"] for each in told["revocations"]], told["total"]
+
+    assert page() == (["u0", "u1", "u2", "u3"], 4)
+    assert page(limit=2) == (["u2", "u3"], 4)
+    assert page(limit=2, skip=1) == (["u1", "u2"], 4)
+    assert page(limit=2, skip=3) == (["u0"], 4)
+    assert page(limit=2, skip=4) == ([], 4)
+
+
 def test_terminate_user(start: Start) -> None:
     one, other = start(), start()
     with stream(one, "u1", "phone") as here, stream(other, "u1", "desk") as there, stream(other, "u2") as stays:

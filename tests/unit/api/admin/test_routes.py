@@ -267,6 +267,22 @@ def busy(admin: AdminEndpoint) -> bool:
         return False
 
 
+def test_versions_are_paged(admin: AdminEndpoint, ruled: RuledStore) -> None:
+    last = ruled.store.versions()[-1].id
+    for number in range(3):
+        ruled.store.deploy(f"{SERVED}# {number}\n", Origin.COMMAND)
+
+    def page(**query: int) -> tuple[list[int], bool]:
+        told = admin.get(f"{OURS}/versions", **query)
+        return [each["id"] - last for each in told["versions"]], told["more"]
+
+    assert page() == ([3, 2, 1, *range(0, -last, -1)], False)
+    assert page(limit=2) == ([3, 2], True)
+    assert page(limit=2, before=last + 2) == ([1, 0], last > 1)
+    assert page(before=1) == ([], False)
+    assert admin.refusal("GET", f"{OURS}/versions", 400, params={"limit": 0})["code"] == "HW_6201"
+
+
 def test_clients(admin: AdminEndpoint) -> None:
     assert admin.get(f"{OURS}/clients")["clients"] == []
     headers = {"authorization": f"Token {make_token('u1', secret=SECRET)}", "x-user-agent": "sdk/1"}
