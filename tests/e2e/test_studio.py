@@ -159,6 +159,7 @@ def test_wrong_rule_is_mended_deployed_and_rolled_back(
     browser.wait_for(".cm-line:nth-child(5)", mended)
 
     browser.click(part("history"))
+    browser.wait_for(part("roll-back"))
     assert "salt for all" in browser.texts(part("history-dialog", " tbody tr:first-child"))[0]
     browser.click(part("roll-back"))
     browser.click(part("confirm-yes"))

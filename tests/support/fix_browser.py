@@ -32,6 +32,17 @@ class Box:
     bottom: float
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the page got for a request: the path with its query, bytes of the body, and the milliseconds until its first
+    byte and its end."""
+
+    path: str
+    bytes: int
+    first: float
+    whole: float
+
+
 class Browser:
     """One page. Elements are named by CSS selectors; `deadline` is in seconds everywhere."""
 
@@ -94,6 +105,28 @@ class Browser:
         """How many pixels the page is wider than the window."""
         return int(str(self._call("overflow", DEADLINE)))
 
+    def answers(self) -> list[Answer]:
+        """What the page got since it was loaded, or since this was last asked."""
+        answer = self._call("answers", DEADLINE)
+        assert isinstance(answer, list)
+        return [_answer(each) for each in answer]
+
+    def number(self, selector: str) -> int:
+        """How many elements fit now."""
+        return int(str(self._call("number", DEADLINE, selector=selector)))
+
+    def timed_click(self, selector: str, until: str, text: str = "", deadline: float = DEADLINE) -> float:
+        """Click, and tell after how many milliseconds an element that fits `until` with this text in it was painted."""
+        return float(str(self._call("timed", deadline, click=selector, until=until, text=text)))
+
+    def timed_key(self, key: str, until: str, text: str = "", deadline: float = DEADLINE) -> float:
+        """The same of a key, pressed where the focus is."""
+        return float(str(self._call("timed", deadline, key=key, until=until, text=text)))
+
+    def point_at(self, selector: str, text: str) -> None:
+        """Move the pointer onto a text within an element."""
+        self._call("point", DEADLINE, selector=selector, text=text)
+
     def wait_for(self, selector: str, text: str | None = None, deadline: float = DEADLINE) -> None:
         """Wait until an element fits, and shows exactly `text` if one is given. Raises `NotShown`."""
         self._wait(selector, text, False, deadline)
@@ -154,6 +187,12 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 def _box(value: Json) -> Box:
     assert isinstance(value, dict)
     return Box(**{side: float(str(value[side])) for side in ("left", "right", "top", "bottom")})
+
+
+def _answer(value: Json) -> Answer:
+    assert isinstance(value, dict)
+    figures = [float(str(value[name])) for name in ("bytes", "first", "whole")]
+    return Answer(str(value["path"]), int(figures[0]), figures[1], figures[2])
 
 
 def _strings(value: Json) -> list[str]:

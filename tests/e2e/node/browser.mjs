@@ -64,6 +64,68 @@ serve(
     },
     // How many pixels the page is wider than the window.
     overflow: () => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth),
+    // The answers that the page got since it was loaded or last asked for them: path with query, bytes of the body, and
+    // milliseconds from the request to the answer's first byte and to its end.
+    answers: () =>
+      page.evaluate(() => {
+        const found = performance.getEntriesByType('resource').map((entry) => ({
+          path: new URL(entry.name).pathname + new URL(entry.name).search,
+          bytes: entry.decodedBodySize,
+          first: entry.responseStart - entry.requestStart,
+          whole: entry.responseEnd - entry.startTime
+        }));
+        performance.clearResourceTimings();
+        performance.setResourceTimingBufferSize(5000);
+        return found;
+      }),
+    // How many elements fit.
+    number: ({ selector }) => page.evaluate((selector) => document.querySelectorAll(selector).length, selector),
+    // Acts, and answers how many milliseconds later the page had painted an element that fits `until` and has `text`
+    // in it: from the event of the input to the end of the frame in which it was painted.
+    timed: async ({ click = null, key = null, until, text, timeout_ms }) => {
+      const target = click && (await page.locator(click).setTimeout(timeout_ms).waitHandle());
+      if (target) await target.scrollIntoView();
+      await page.evaluate(
+        (until, text) => {
+          const met = () => [...document.querySelectorAll(until)].some((each) => each.textContent.includes(text));
+          window.painted = new Promise((resolve) => {
+            const begin = ({ timeStamp }) => {
+              const look = () => requestAnimationFrame(() => (met() ? requestAnimationFrame(end) : look()));
+              const end = () => resolve(performance.now() - timeStamp);
+              look();
+            };
+            for (const kind of ['pointerdown', 'keydown']) addEventListener(kind, begin, { capture: true, once: true });
+          });
+        },
+        until,
+        text
+      );
+      await (target ? target.click() : page.keyboard.press(key));
+      return page.evaluate(() => window.painted);
+    },
+    // Puts the pointer on the first occurrence of a text in the element.
+    point: async ({ selector, text }) => {
+      const at = await page.evaluate(
+        (selector, text) => {
+          const walker = document.createTreeWalker(document.querySelector(selector), NodeFilter.SHOW_TEXT);
+          for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+            const start = node.data.indexOf(text);
+            if (start < 0) continue;
+            const range = document.createRange();
+            range.setStart(node, start);
+            range.setEnd(node, start + text.length);
+            const { left, right, top, bottom } = range.getBoundingClientRect();
+            return { x: (left + right) / 2, y: (top + bottom) / 2 };
+          }
+          return null;
+        },
+        selector,
+        text
+      );
+      if (!at) throw new Error(`no ${text} in ${selector}`);
+      await page.mouse.move(at.x - 2, at.y);
+      await page.mouse.move(at.x, at.y);
+    },
     focused: () => page.evaluate(() => document.activeElement?.getAttribute('data-testid') ?? null),
 
     // Waits until some element that fits `selector` shows exactly `text`; without a text, until there is one;

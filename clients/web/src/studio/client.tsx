@@ -2,7 +2,7 @@
 
 import { useMemo, useState } from 'preact/hooks';
 import { get } from './api';
-import { useAnswer } from './hooks';
+import { type Answer, usePage, useTyped } from './hooks';
 import { Field } from './parts';
 
 export interface Subscription {
@@ -44,15 +44,21 @@ export interface Device {
   checkpoint: number;
 }
 
+/** Some of the connected devices: `found` have what was looked for, of `total`. */
 export interface Devices {
-  host: string;
-  processes: number[];
   clients: Device[];
+  total: number;
+  found: number;
 }
 
-/** The connected devices. */
-export const useDevices = (every: number) =>
-  useAnswer('clients', (signal) => get<Devices>('clients', {}, signal), every);
+const SUGGESTED = 20;
+const LONGEST = 200; // characters that may be looked for
+
+/** Connected devices whose user or client has a text, as many as a page of a table shows. */
+export function useDevices(find: string, offset: number, limit: number, every?: number): Answer<Devices & { place: number }> {
+  const query = { find: find.slice(0, LONGEST), offset, limit };
+  return usePage(`clients ${find} ${limit}`, offset, (signal) => get<Devices>('clients', query, signal), every);
+}
 
 const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
@@ -104,7 +110,8 @@ export const typedOf = (client: Client): Typed => ({
   defaults: client.include_defaults ?? true
 });
 
-export function ClientFields({ typed, change, users }: { typed: Typed; change: (typed: Typed) => void; users: readonly string[] }) {
+export function ClientFields({ typed, change }: { typed: Typed; change: (typed: Typed) => void }) {
+  const users = usersOf(useDevices(useTyped(typed.user), 0, SUGGESTED).value);
   const set = (part: Partial<Typed>) => change({ ...typed, ...part });
   const { wrong } = useMemo(() => parse(typed), [typed]);
   const more = Boolean(typed.claims || typed.parameters || typed.subscriptions || !typed.defaults);
@@ -126,6 +133,6 @@ export function ClientFields({ typed, change, users }: { typed: Typed; change: (
   );
 }
 
-export const usersOf = (devices: Devices | undefined): string[] => [
+const usersOf = (devices: Devices | undefined): string[] => [
   ...new Set(devices?.clients.map(({ user }) => user) ?? [])
 ];

@@ -4,18 +4,10 @@ import { createContext } from 'preact';
 import { useCallback, useContext, useEffect, useRef, useState } from 'preact/hooks';
 import { ApiError, type Session } from './api';
 
-export interface Here {
-  session: Session;
-  /** Whether this service has a path of the admin API. */
-  has: (path: string) => boolean;
-}
-
-export const Here = createContext<Here>(undefined as unknown as Here);
-
-export const useHere = (): Here => useContext(Here);
+export const SignedIn = createContext<Session>(undefined as unknown as Session);
 
 /** Whether the operator may change things. The server decides it again. */
-export const useMayEdit = (): boolean => useHere().session.role === 'edit';
+export const useMayEdit = (): boolean => useContext(SignedIn).role === 'edit';
 
 export interface Answer<T> {
   value: T | undefined;
@@ -70,6 +62,35 @@ export function useAnswer<T>(key: string | null, ask: (signal: AbortSignal) => P
     loading: key !== null && (!same || held.loading),
     again
   };
+}
+
+/**
+ * What `ask` answers for a place in a long list, with that place: until the next page is there, the one before is shown,
+ * and the ways on and back begin there.
+ */
+export function usePage<T extends object, Place>(
+  name: string,
+  place: Place,
+  ask: (signal: AbortSignal) => Promise<T>,
+  every?: number
+): Answer<T & { place: Place }> {
+  const last = useRef<T & { place: Place }>(undefined);
+  const key = `${name} ${JSON.stringify(place)}`;
+  const answer = useAnswer(key, async (signal) => ({ ...(await ask(signal)), place }), every);
+  if (answer.value !== undefined) last.current = answer.value;
+  return { ...answer, value: last.current };
+}
+
+const LATER = 200; // milliseconds
+
+/** A text as it was typed, once the person pauses. */
+export function useTyped(text: string): string {
+  const [settled, setSettled] = useState(text);
+  useEffect(() => {
+    const timer = window.setTimeout(() => setSettled(text), LATER);
+    return () => window.clearTimeout(timer);
+  }, [text]);
+  return settled;
 }
 
 export interface Action<Args extends unknown[]> {

@@ -4,7 +4,7 @@ import { Component, type ComponentChildren, render } from 'preact';
 import { lazy, Suspense } from 'preact/compat';
 import { useCallback, useEffect, useState } from 'preact/hooks';
 import { ApiError, findSession, type Session, signOut, whenSessionEnds } from './api';
-import { Here } from './hooks';
+import { SignedIn } from './hooks';
 import { Failure, Waiting } from './parts';
 import { SignIn } from './signin';
 import './style.css';
@@ -48,21 +48,8 @@ class Guard extends Component<{ children: ComponentChildren }, { error?: ApiErro
   }
 }
 
-interface Described {
-  paths: Record<string, unknown>;
-}
-
 function Studio({ session, leave }: { session: Session; leave: () => void }) {
   const { name, title, Page } = usePage();
-  const [paths, setPaths] = useState<ReadonlySet<string>>();
-  const [error, setError] = useState<ApiError>();
-  useEffect(() => {
-    // The description is the one answer that is not wrapped in `data`.
-    fetch(new URL('../api/headwater/v1/openapi.json', document.baseURI))
-      .then((response) => response.json() as Promise<Described>)
-      .then(({ paths }) => setPaths(new Set(Object.keys(paths))))
-      .catch(setError);
-  }, []);
   useEffect(() => {
     document.title = `${title} · Headwater studio`;
   }, [title]);
@@ -91,16 +78,13 @@ function Studio({ session, leave }: { session: Session; leave: () => void }) {
       </header>
       <main id="content" tabIndex={-1} class={name}>
         <h1 class="unseen">{title}</h1>
-        <Failure error={error} />
-        {paths && (
-          <Here.Provider value={{ session, has: (path) => paths.has(`/api/headwater/v1/${path}`) }}>
-            <Guard key={name}>
-              <Suspense fallback={<Waiting what="Loading" />}>
-                <Page />
-              </Suspense>
-            </Guard>
-          </Here.Provider>
-        )}
+        <SignedIn.Provider value={session}>
+          <Guard key={name}>
+            <Suspense fallback={<Waiting what="Loading" />}>
+              <Page />
+            </Suspense>
+          </Guard>
+        </SignedIn.Provider>
       </main>
     </>
   );

@@ -5,7 +5,7 @@ import type { ComponentChildren, TargetedEvent } from 'preact';
 import { useEffect, useId, useRef, useState } from 'preact/hooks';
 import type { ApiError } from './api';
 import { useAction } from './hooks';
-import { clock, now, span } from './words';
+import { clock, count, now, span } from './words';
 
 /** What went wrong, with its code and what to do. */
 export function Failure({ error }: { error: ApiError | undefined }) {
@@ -78,6 +78,69 @@ export interface Column<Row> {
   tools?: boolean;
 }
 
+/** The most rows of a table that are shown at once. More make a page slow, and nobody reads them. */
+export const PAGE = 50;
+
+/** Where one is in a long list, and the ways on and back. Nothing for a list that is there whole. */
+export function Pager(props: { first: number; shown: number; of?: number; back?: () => void; on?: () => void }) {
+  const { first, shown, of, back, on } = props;
+  if (!back && !on) return null;
+  return (
+    <div class="pager">
+      <button type="button" class="small" disabled={!back} onClick={back} data-testid="previous">
+        Previous
+      </button>
+      <button type="button" class="small" disabled={!on} onClick={on} data-testid="next">
+        Next
+      </button>
+      <span class="soft" role="status">
+        {shown ? `${count(first + 1)} to ${count(first + shown)}` : 'none'}
+        {of !== undefined && ` of ${count(of)}`}
+      </span>
+    </div>
+  );
+}
+
+/** The ways through a list that begins at `first`, for Pager. */
+export function ways(first: number, more: boolean, go: (first: number) => void): { back?: () => void; on?: () => void } {
+  return {
+    ...(first > 0 ? { back: () => go(Math.max(0, first - PAGE)) } : {}),
+    ...(more ? { on: () => go(first + PAGE) } : {})
+  };
+}
+
+/** The same through a list whose pages begin after ids: `ends` has those before this page, `last` is the id for the next. */
+export function steps<Id>(ends: Id[], last: Id | false, go: (ends: Id[]) => void): { back?: () => void; on?: () => void } {
+  return {
+    ...(ends.length ? { back: () => go(ends.slice(0, -1)) } : {}),
+    ...(last === false ? {} : { on: () => go([...ends, last]) })
+  };
+}
+
+/** The first of many items, and a button for more of them. */
+export function Several<Item>({ items, most, show }: { items: readonly Item[]; most: number; show: (item: Item, index: number) => ComponentChildren }) {
+  const [shown, setShown] = useState(most);
+  const rest = items.length - shown;
+  return (
+    <>
+      {items.slice(0, shown).map(show)}
+      {rest > 0 && (
+        <button type="button" class="small" onClick={() => setShown(shown + most)} data-testid="more">
+          {rest > most ? `Show ${count(most)} more of ${count(rest)}` : `Show the other ${count(rest)}`}
+        </button>
+      )}
+    </>
+  );
+}
+
+/** A field to find some of many by a text that they have. */
+export function Find({ value, change, what }: { value: string; change: (value: string) => void; what: string }) {
+  return (
+    <input type="search" class="find" aria-label={`Find ${what}`} placeholder={`Find ${what}`} value={value} spellcheck={false} autocomplete="off" data-testid="find" onInput={(event) => change(event.currentTarget.value)} />
+  );
+}
+
+/** A table, of which a page is shown at a time. */
 export function Table<Row>(props: {
   label: string;
   rows: readonly Row[];
@@ -87,43 +150,69 @@ export function Table<Row>(props: {
   testid?: string;
   /** A row of its own below the row, if there is one. */
   below?: (row: Row) => ComponentChildren;
+  /** By what text a row is found, if there are more than a page of them. */
+  text?: (row: Row) => string;
 }) {
+  const [wanted, setWanted] = useState(0);
+  const [sought, setSought] = useState('');
+  const { text } = props;
   if (!props.rows.length) return <p class="none">{props.none}</p>;
   const kind = (column: Column<Row>) =>
     [column.number && 'number', column.wide && 'wide', column.tools && 'tools'].filter(Boolean).join(' ');
+  const isLong = props.rows.length > PAGE;
+  const part = sought.trim().toLowerCase();
+  const fitting = isLong && text && part ? props.rows.filter((row) => text(row).toLowerCase().includes(part)) : props.rows;
+  const first = wanted < fitting.length ? wanted : 0; // it may have become shorter
+  const shown = fitting.slice(first, first + PAGE);
   return (
-    <div class="scroll" role="group" aria-label={props.label} tabIndex={0}>
-      <table data-testid={props.testid}>
-        <thead>
-          <tr>
-            {props.columns.map((column) => (
-              <th scope="col" class={kind(column)} key={column.title}>
-                {column.tools ? <span class="unseen">{column.title}</span> : column.title}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {props.rows.map((row) => {
-            const below = props.below?.(row);
-            return [
-              <tr key={props.keyOf(row)} data-row={String(props.keyOf(row))}>
-                {props.columns.map((column) => (
-                  <td class={kind(column)} key={column.title}>
-                    {column.cell(row)}
-                  </td>
-                ))}
-              </tr>,
-              below ? (
-                <tr key={`${props.keyOf(row)} below`} class="below">
-                  <td colSpan={props.columns.length}>{below}</td>
-                </tr>
-              ) : null
-            ];
-          })}
-        </tbody>
-      </table>
-    </div>
+    <>
+      {isLong && text && (
+        <Find
+          value={sought}
+          what={`in ${props.label.toLowerCase()}`}
+          change={(next) => {
+            setSought(next);
+            setWanted(0);
+          }}
+        />
+      )}
+      {isLong && !fitting.length && <p class="none">None has this text.</p>}
+      <div class="scroll" role="group" aria-label={props.label} tabIndex={0} hidden={!fitting.length}>
+        <table data-testid={props.testid}>
+          <thead>
+            <tr>
+              {props.columns.map((column) => (
+                <th scope="col" class={kind(column)} key={column.title}>
+                  {column.tools ? <span class="unseen">{column.title}</span> : column.title}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map((row) => {
+              const below = props.below?.(row);
+              return [
+                <tr key={props.keyOf(row)} data-row={String(props.keyOf(row))}>
+                  {props.columns.map((column) => (
+                    <td class={kind(column)} key={column.title}>
+                      {column.cell(row)}
+                    </td>
+                  ))}
+                </tr>,
+                below ? (
+                  <tr key={`${props.keyOf(row)} below`} class="below">
+                    <td colSpan={props.columns.length}>{below}</td>
+                  </tr>
+                ) : null
+              ];
+            })}
+          </tbody>
+        </table>
+      </div>
+      {isLong && (
+        <Pager first={first} shown={shown.length} of={fitting.length} {...ways(first, first + PAGE < fitting.length, setWanted)} />
+      )}
+    </>
   );
 }
 

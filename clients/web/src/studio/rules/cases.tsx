@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { get, post } from '../api';
 import { type Client, type Typed, typedOf } from '../client';
 import { useAction, useAnswer, useMayEdit } from '../hooks';
-import { Confirmed, Dialog, Failure, Field, Mark } from '../parts';
+import { Confirmed, Dialog, Failure, Field, Mark, Several } from '../parts';
 import { counted } from '../words';
 
 export interface Case {
@@ -24,7 +24,7 @@ export interface CaseResult {
 export function Results({ results }: { results: CaseResult[] }) {
   return (
     <ul class="plain" data-testid="case-results">
-      {results.map((each) => (
+      <Several items={results} most={20} show={(each) => (
         <li key={each.name} data-passed={each.passed}>
           <Mark tone={each.passed ? 'good' : 'bad'}>{each.name}</Mark>{' '}
           <span class="soft">{counted(Object.values(each.rows).reduce((sum, rows) => sum + rows, 0), 'row')}</span>
@@ -32,7 +32,7 @@ export function Results({ results }: { results: CaseResult[] }) {
             <p key={failure}>{failure}</p>
           ))}
         </li>
-      ))}
+      )} />
     </ul>
   );
 }
@@ -86,7 +86,7 @@ export function Cases(props: { client: Client | undefined; text: string; valid: 
       <Failure error={cases.error} />
       {found.length > 0 && (
         <ul class="plain">
-          {found.map((each) => (
+          <Several items={found} most={20} show={(each) => (
             <li key={each.name} class="case">
               <button type="button" class="link" onClick={() => props.choose(typedOf(each.client))}>
                 {each.name}
@@ -104,7 +104,7 @@ export function Cases(props: { client: Client | undefined; text: string; valid: 
                 />
               )}
             </li>
-          ))}
+          )} />
         </ul>
       )}
       <div class="actions">

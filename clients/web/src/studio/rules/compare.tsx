@@ -2,9 +2,9 @@
 
 import { useMemo, useState } from 'preact/hooks';
 import { post } from '../api';
-import { type Client, ClientFields, NOBODY, parse, type Typed, useDevices, usersOf } from '../client';
-import { useAction, useAnswer, useHere } from '../hooks';
-import { Failure, Mark, Section, Table, Waiting } from '../parts';
+import { type Client, ClientFields, NOBODY, parse, type Typed } from '../client';
+import { useAction, usePage } from '../hooks';
+import { Failure, Mark, PAGE, Pager, Section, Table, Waiting, ways } from '../parts';
 import { count, value as shown } from '../words';
 import { Cases } from './cases';
 
@@ -30,8 +30,6 @@ interface Compared {
   note: string;
 }
 
-const PAGE = 20;
-
 function differing(now: Row, then: Row): string[] {
   const names = [...new Set([...Object.keys(now ?? {}), ...Object.keys(then ?? {})])];
   return names.filter((name) => !now || !then || shown(now[name]) !== shown(then[name]));
@@ -52,7 +50,7 @@ function Cells({ now, then }: { now: Row; then: Row }) {
 
 function Rows({ text, client, table, change }: { text: string; client: Client; table: string; change: Change }) {
   const [offset, setOffset] = useState(0);
-  const { value, error, loading } = useAnswer(`rows ${table} ${change} ${offset} ${JSON.stringify(client)} ${text}`, (signal) =>
+  const { value, error, loading } = usePage(`rows ${table} ${change} ${JSON.stringify(client)} ${text}`, offset, (signal) =>
     post<Compared>('compare', { content: text, client, table, change, offset, limit: PAGE }, signal)
   );
   return (
@@ -71,18 +69,7 @@ function Rows({ text, client, table, change }: { text: string; client: Client; t
           ]}
         />
       )}
-      <div class="actions">
-        {offset > 0 && (
-          <button type="button" class="small" onClick={() => setOffset(offset - PAGE)}>
-            Before
-          </button>
-        )}
-        {value?.more && (
-          <button type="button" class="small" onClick={() => setOffset(offset + PAGE)}>
-            Further
-          </button>
-        )}
-      </div>
+      {value && <Pager first={value.place} shown={value.rows?.length ?? 0} {...ways(value.place, value.more, setOffset)} />}
     </div>
   );
 }
@@ -150,8 +137,6 @@ function Difference({ value, text, client }: { value: Compared; text: string; cl
 }
 
 export function Comparison({ text, valid }: { text: string; valid: boolean }) {
-  const { has } = useHere();
-  const devices = useDevices(10_000);
   const [typed, setTyped] = useState<Typed>(NOBODY);
   const [found, setFound] = useState<{ value: Compared; text: string; client: Client }>();
   const { client } = useMemo(() => parse(typed), [typed]);
@@ -159,7 +144,6 @@ export function Comparison({ text, valid }: { text: string; valid: boolean }) {
     const value = await post<Compared>('compare', { content: text, client });
     setFound({ value, text, client });
   });
-  if (!has('compare')) return null;
   return (
     <Section title="What changes for a client" testid="comparison">
       <form
@@ -168,7 +152,7 @@ export function Comparison({ text, valid }: { text: string; valid: boolean }) {
           if (client && valid) void action.run(client);
         }}
       >
-        <ClientFields typed={typed} change={setTyped} users={usersOf(devices.value)} />
+        <ClientFields typed={typed} change={setTyped} />
         <div class="actions">
           <button type="submit" class="primary" disabled={!client || !valid || action.busy} data-testid="compare">
             Compare
@@ -177,7 +161,7 @@ export function Comparison({ text, valid }: { text: string; valid: boolean }) {
           {!valid && <span class="hint">once the text has no errors</span>}
         </div>
       </form>
-      {has('cases') && <Cases client={client} text={text} valid={valid} choose={setTyped} />}
+      <Cases client={client} text={text} valid={valid} choose={setTyped} />
       <Failure error={action.error} />
       {found && (
         <>

@@ -2,7 +2,7 @@
 
 import { useState } from 'preact/hooks';
 import { get, post } from '../api';
-import { useAction, useAnswer, useHere } from '../hooks';
+import { useAction, useAnswer } from '../hooks';
 import { Dialog, Failure, Field, Mark, Table, Waiting } from '../parts';
 import { count, counted, size, span } from '../words';
 import { type Case, type CaseResult, Results } from './cases';
@@ -99,7 +99,6 @@ function CasesRun({ text }: { text: string }) {
 }
 
 export function Deploy(props: { before: string; text: string; expected: number | undefined; close: () => void; done: () => void }) {
-  const { has } = useHere();
   const [note, setNote] = useState('');
   const [force, setForce] = useState(false);
   const action = useAction(async () => {
@@ -111,18 +110,14 @@ export function Deploy(props: { before: string; text: string; expected: number |
   return (
     <Dialog title="Deploy this text" wide close={props.close} testid="deploy-dialog">
       <div class="parts">
-        {has('cost') && (
-          <div>
-            <h3>Cost</h3>
-            <Cost text={props.text} />
-          </div>
-        )}
-        {has('cases/run') && (
-          <div>
-            <h3>Cases</h3>
-            <CasesRun text={props.text} />
-          </div>
-        )}
+        <div>
+          <h3>Cost</h3>
+          <Cost text={props.text} />
+        </div>
+        <div>
+          <h3>Cases</h3>
+          <CasesRun text={props.text} />
+        </div>
       </div>
       <h3>Changes</h3>
       <Difference before={props.before} after={props.text} label="What changes in the text" />

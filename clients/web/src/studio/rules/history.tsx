@@ -1,15 +1,13 @@
 // All versions, what each changed, and going back to one.
 
 import { useState } from 'preact/hooks';
-import { post } from '../api';
-import { useAnswer, useMayEdit } from '../hooks';
-import { Ago, type Column, Confirmed, Dialog, Failure, Mark, Table, Waiting } from '../parts';
+import { get, post } from '../api';
+import { useAnswer, useMayEdit, usePage } from '../hooks';
+import { Ago, type Column, Confirmed, Dialog, Failure, Mark, PAGE, Pager, steps, Table, Waiting } from '../parts';
 import type { Version } from '../service/status';
 import { Difference } from './editor';
 
 const TONES = { processing: 'busy', active: 'good', stopped: 'quiet', failed: 'bad' } as const;
-const MOST = 100;
-
 function Changes({ version, before, textOf }: { version: Version; before: Version | undefined; textOf: (id: number) => Promise<string> }) {
   const { value, error } = useAnswer(`difference ${version.id}`, () =>
     Promise.all([before ? textOf(before.id) : '', textOf(version.id)])
@@ -24,7 +22,8 @@ function Changes({ version, before, textOf }: { version: Version; before: Versio
 }
 
 export function History(props: {
-  versions: Version[];
+  /** The newest version that the person knows of. */
+  newest: number | undefined;
   textOf: (id: number) => Promise<string>;
   close: () => void;
   take: (text: string) => void;
@@ -33,7 +32,22 @@ export function History(props: {
   const mayEdit = useMayEdit();
   const [open, setOpen] = useState<number>();
   // What the person saw when this was opened: a roll back must not undo a deploy unseen.
-  const [newest] = useState(props.versions[0]?.id);
+  const [newest] = useState(props.newest);
+  // The last ids of the pages before this one.
+  const [ends, setEnds] = useState<number[]>([]);
+  const end = ends.at(-1);
+  const { value, error } = usePage(
+    'versions',
+    ends,
+    (signal) =>
+      get<{ versions: Version[] }>(
+        'versions',
+        { limit: PAGE + 1, ...(end === undefined ? {} : { before: end }) }, // one more, which the last is compared with
+        signal
+      ),
+    5000
+  );
+  const shown = value?.versions.slice(0, PAGE) ?? [];
   const columns: Column<Version>[] = [
     { title: 'Version', cell: ({ id }) => id },
     { title: 'State', cell: ({ state }) => <Mark tone={TONES[state]}>{state}</Mark> },
@@ -80,19 +94,30 @@ export function History(props: {
       )
     }
   ];
-  const before = (version: Version) => props.versions.find(({ id }) => id < version.id);
+  const before = (version: Version) => value?.versions.find(({ id }) => id < version.id);
   return (
     <Dialog title="History" wide close={props.close} testid="history-dialog">
-      <Table
-        label="Versions"
-        rows={props.versions.slice(0, MOST)}
-        columns={columns}
-        keyOf={({ id }) => id}
-        none="Nothing was deployed yet."
-        below={(version) =>
-          open === version.id ? <Changes version={version} before={before(version)} textOf={props.textOf} /> : null
-        }
-      />
+      <Failure error={error} />
+      {!value && !error && <Waiting what="Reading the history" />}
+      {value && (
+        <Table
+          label="Versions"
+          rows={shown}
+          columns={columns}
+          keyOf={({ id }) => id}
+          none="Nothing was deployed yet."
+          below={(version) =>
+            open === version.id ? <Changes version={version} before={before(version)} textOf={props.textOf} /> : null
+          }
+        />
+      )}
+      {value && (
+        <Pager
+          first={value.place.length * PAGE}
+          shown={shown.length}
+          {...steps(value.place, value.versions.length > PAGE && shown.at(-1)!.id, setEnds)}
+        />
+      )}
     </Dialog>
   );
 }

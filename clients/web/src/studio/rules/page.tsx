@@ -3,8 +3,8 @@
 import type { EditorView } from '@codemirror/view';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { ApiError, get, getStatus } from '../api';
-import { useAnswer, useHere, useMayEdit } from '../hooks';
-import { Ago, Dialog, Failure, Waiting } from '../parts';
+import { useAnswer, useMayEdit } from '../hooks';
+import { Ago, Dialog, Failure, Several, Waiting } from '../parts';
 import type { Status, Version } from '../service/status';
 import { counted } from '../words';
 import './style.css';
@@ -49,8 +49,13 @@ async function textOf(id: number): Promise<string> {
   return (await get<{ content: string }>(`versions/${id}`)).content.replaceAll('\r\n', '\n');
 }
 
-const served = (versions: readonly Version[]): Version | undefined =>
-  versions.find(({ state }) => state === 'processing' || state === 'active');
+/** What devices get, or soon will: the newer of both. It may be older than many that failed. */
+const served = ({ versions }: Status): Version | undefined =>
+  [...versions].sort((one, other) => other.id - one.id).find(({ state }) => state === 'processing' || state === 'active');
+
+/** The newest version alone. */
+const newestOf = async (signal?: AbortSignal): Promise<Version | undefined> =>
+  (await get<{ versions: Version[] }>('versions', { limit: 1 }, signal)).versions[0];
 
 function FindingList({ result, view }: { result: Validated | undefined; view: EditorView | undefined }) {
   if (!result) return <Waiting what="Checking the text" />;
@@ -64,7 +69,7 @@ function FindingList({ result, view }: { result: Validated | undefined; view: Ed
         <span class="soft">{result.note}</span>
       </p>
       <ul class="plain">
-        {result.findings.map((finding, index) => {
+        <Several items={result.findings} most={20} show={(finding, index) => {
           const edit = mendOf(finding);
           return (
           <li key={`${index} ${finding.code}`} class={isFatal(finding) ? 'finding bad' : 'finding'}>
@@ -83,26 +88,25 @@ function FindingList({ result, view }: { result: Validated | undefined; view: Ed
             )}
           </li>
           );
-        })}
+        }} />
       </ul>
     </div>
   );
 }
 
-function Workbench({ base, first, versions, reload }: { base: Base; first: Draft | undefined; versions: Version[]; reload: () => void }) {
-  const { has } = useHere();
+function Workbench({ base, first, last, reload }: { base: Base; first: Draft | undefined; last: Version | undefined; reload: () => void }) {
   const mayEdit = useMayEdit();
   const [text, setText] = useState(first?.text ?? base.text);
   const [checked, setChecked] = useState<{ text: string; result: Validated }>();
   const [failure, setFailure] = useState<ApiError>();
   const [view, setView] = useState<EditorView>();
   const [open, setOpen] = useState<'deploy' | 'changes' | 'history'>();
-  const words = useAnswer(has('completion') ? 'completion' : null, (signal) => get<Vocabulary>('completion', {}, signal), 60_000);
-  const schema = useAnswer(has('config-schema') ? 'schema' : null, (signal) => get<Schema>('config-schema', {}, signal));
+  const words = useAnswer('completion', (signal) => get<Vocabulary>('completion', {}, signal), 60_000);
+  const schema = useAnswer('schema', (signal) => get<Schema>('config-schema', {}, signal));
   const known = useMemo(() => ({ words: words.value, schema: schema.value }), [words.value, schema.value]);
   const edited = text !== base.text;
   const newest = first ? first.newest : base.newest;
-  const behind = versions[0] && newest !== undefined && versions[0].id > newest ? versions[0] : undefined;
+  const behind = last && newest !== undefined && last.id > newest ? last : undefined;
   // At once, and not when it is next drawn: the page may be left with the next key.
   const change = (next: string) => {
     keepDraft(next === base.text ? undefined : { version: base.version?.id, newest, text: next });
@@ -203,7 +207,7 @@ function Workbench({ base, first, versions, reload }: { base: Base; first: Draft
       )}
       {open === 'history' && (
         <History
-          versions={versions}
+          newest={last?.id}
           textOf={textOf}
           close={() => setOpen(undefined)}
           take={(taken) => {
@@ -222,29 +226,29 @@ function Workbench({ base, first, versions, reload }: { base: Base; first: Draft
 
 export default function RulesPage() {
   const [round, setRound] = useState(0);
-  const versions = useAnswer('versions', (signal) => get<{ versions: Version[] }>('versions', {}, signal), 3000);
+  const newest = useAnswer('newest', newestOf, 3000);
   const status = useAnswer('status', (signal) => getStatus<Status>(signal), 2000);
   const begun = useAnswer(`base ${round}`, async (): Promise<{ base: Base; draft: Draft | undefined }> => {
-    const { versions } = await get<{ versions: Version[] }>('versions');
-    const version = served(versions);
+    const [last, status] = await Promise.all([newestOf(), getStatus<Status>()]);
+    const version = served(status);
     const text = version ? await textOf(version.id) : NOTHING;
     const draft = keptDraft();
-    return { base: { version, newest: versions[0]?.id, text }, draft: draft && draft.text !== text ? draft : undefined };
+    return { base: { version, newest: last?.id, text }, draft: draft && draft.text !== text ? draft : undefined };
   });
   const reload = useRef(() => setRound((before) => before + 1)).current;
-  const { again } = versions;
+  const { again } = newest;
   useEffect(again, [round, again]);
   return (
     <>
-      <Failure error={begun.error ?? versions.error} />
-      <Processing status={status.value} versions={versions.value?.versions ?? []} changed={again} />
+      <Failure error={begun.error ?? newest.error} />
+      <Processing status={status.value} last={newest.value} changed={again} />
       {!begun.value && !begun.error && <Waiting what="Reading the sync config" />}
       {begun.value && (
         <Workbench
           key={round}
           base={begun.value.base}
           first={begun.value.draft}
-          versions={versions.value?.versions ?? []}
+          last={newest.value}
           reload={reload}
         />
       )}

@@ -1,16 +1,15 @@
 // A version that is being processed: how far it is, and stopping it; and the last one that failed.
 
 import { post } from '../api';
-import { useHere, useMayEdit } from '../hooks';
+import { useMayEdit } from '../hooks';
 import { Ago, Confirmed, Mark } from '../parts';
 import { Bar } from '../service/source';
 import type { Status, Version } from '../service/status';
 
-export function Processing({ status, versions, changed }: { status: Status | undefined; versions: Version[]; changed: () => void }) {
-  const { has } = useHere();
+export function Processing({ status, last, changed }: { status: Status | undefined; last: Version | undefined; changed: () => void }) {
   const mayEdit = useMayEdit();
-  const coming = versions.find(({ state }) => state === 'processing');
-  const failed = versions[0]?.state === 'failed' ? versions[0] : undefined;
+  const coming = last?.state === 'processing' ? last : undefined;
+  const failed = last?.state === 'failed' ? last : undefined;
   if (failed) {
     return (
       <div class="finding bad" data-testid="failed-version">
@@ -36,7 +35,7 @@ export function Processing({ status, versions, changed }: { status: Status | und
             </div>
           ))}
       </div>
-      {mayEdit && has('deploy/cancel') && (
+      {mayEdit && (
         <Confirmed
           label="Cancel"
           title={`Cancel version ${coming.id}`}

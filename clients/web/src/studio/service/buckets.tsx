@@ -2,7 +2,7 @@
 
 import { useState } from 'preact/hooks';
 import { get } from '../api';
-import { useAnswer } from '../hooks';
+import { usePage } from '../hooks';
 import { Ago, Failure, Section, Table, Waiting } from '../parts';
 import { count, counted, size } from '../words';
 
@@ -41,8 +41,9 @@ const ORDERS = [
 export function Buckets() {
   const [limit, setLimit] = useState(20);
   const [order, setOrder] = useState<string>('bytes');
-  const { value, error, loading } = useAnswer(
-    `buckets ${limit} ${order}`,
+  const { value, error, loading } = usePage(
+    'buckets',
+    [limit, order],
     (signal) => get<Measured>('buckets', { limit, order }, signal),
     30_000
   );
@@ -77,6 +78,7 @@ export function Buckets() {
           <Table
             label="Largest buckets"
             rows={value.buckets}
+            text={({ bucket }) => bucket}
             keyOf={({ bucket }) => bucket}
             none="The store has no bucket."
             columns={[
@@ -98,6 +100,7 @@ export function Buckets() {
             <Table
               label="Bucket definitions"
               rows={value.definitions}
+              text={({ definition }) => definition}
               keyOf={({ definition }) => definition}
               none="The store has none."
               columns={[

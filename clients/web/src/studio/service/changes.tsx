@@ -2,8 +2,8 @@
 
 import { useState } from 'preact/hooks';
 import { get } from '../api';
-import { useAnswer } from '../hooks';
-import { Ago, Failure, Section, Table } from '../parts';
+import { usePage } from '../hooks';
+import { Ago, Failure, PAGE, Pager, Section, steps, Table } from '../parts';
 import { value } from '../words';
 
 interface Change {
@@ -23,12 +23,17 @@ const words = (detail: unknown): string =>
     : value(detail);
 
 export function Changes() {
-  const [limit, setLimit] = useState(20);
-  const answer = useAnswer(
-    `changes ${limit}`,
-    (signal) => get<{ changes: Change[]; more: boolean }>('changes', { limit }, signal),
+  // The last ids of the pages before this one.
+  const [ends, setEnds] = useState<number[]>([]);
+  const end = ends.at(-1);
+  const answer = usePage(
+    'changes',
+    ends,
+    (signal) =>
+      get<{ changes: Change[]; more: boolean }>('changes', { limit: PAGE, ...(end === undefined ? {} : { before: end }) }, signal),
     15_000
   );
+  const { value: shown } = answer;
   return (
     <Section title="Changes by operators" testid="changes">
       <Failure error={answer.error} />
@@ -46,10 +51,12 @@ export function Changes() {
           ]}
         />
       )}
-      {answer.value?.more && limit < 200 && (
-        <button type="button" class="small" onClick={() => setLimit(200)}>
-          Show 200
-        </button>
+      {shown && (
+        <Pager
+          first={shown.place.length * PAGE}
+          shown={shown.changes.length}
+          {...steps(shown.place, shown.more && shown.changes.at(-1)!.id, setEnds)}
+        />
       )}
     </Section>
   );

@@ -2,8 +2,8 @@
 
 import { useState } from 'preact/hooks';
 import { get, post } from '../api';
-import { useAnswer, useMayEdit } from '../hooks';
-import { Ago, type Column, Confirmed, Failure, Mark, Section, Table, Waiting } from '../parts';
+import { useAnswer, useMayEdit, usePage } from '../hooks';
+import { Ago, type Column, Confirmed, Failure, Mark, PAGE, Pager, Section, Table, Waiting, steps } from '../parts';
 import { count, counted } from '../words';
 
 interface Letter {
@@ -35,8 +35,6 @@ interface Page {
   more: boolean;
 }
 
-const PAGE = 50;
-
 function Inside({ id }: { id: string }) {
   const { value, error } = useAnswer(`letter ${id}`, (signal) => get<{ crud: unknown }>('letter', { id }, signal));
   return (
@@ -60,8 +58,9 @@ export function Letters() {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const [outcomes, setOutcomes] = useState<Outcome[]>([]);
   const after = before.at(-1);
-  const answer = useAnswer(
-    `letters ${after}`,
+  const answer = usePage(
+    'letters',
+    before,
     (signal) => get<Page>('letters', { limit: PAGE, ...(after === undefined ? {} : { after }) }, signal),
     15_000
   );
@@ -151,18 +150,13 @@ export function Letters() {
           ))}
         </ul>
       )}
-      <div class="actions">
-        {before.length > 0 && (
-          <button type="button" class="small" onClick={() => setBefore(before.slice(0, -1))}>
-            Before
-          </button>
-        )}
-        {value?.more && (
-          <button type="button" class="small" onClick={() => setBefore([...before, value.letters.at(-1)!.id])}>
-            Further
-          </button>
-        )}
-      </div>
+      {value && (
+        <Pager
+          first={value.place.length * PAGE}
+          shown={value.letters.length}
+          {...steps(value.place, value.more && value.letters.at(-1)!.id, setBefore)}
+        />
+      )}
     </Section>
   );
 }

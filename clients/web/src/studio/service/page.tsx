@@ -1,7 +1,7 @@
 // How the service is: its sources, tables and work, live and over the last day, what takes room, and what is parked.
 
 import { getStatus } from '../api';
-import { useAnswer, useHere } from '../hooks';
+import { useAnswer } from '../hooks';
 import { Ago, Failure, For, Mark, Section, Table, Waiting } from '../parts';
 import { Audits } from './audit';
 import { Buckets } from './buckets';
@@ -17,7 +17,6 @@ const EVERY = 2000;
 const TONES = { processing: 'busy', active: 'good', stopped: 'quiet', failed: 'bad' } as const;
 
 export default function ServicePage() {
-  const { has } = useHere();
   const { value, error } = useAnswer('status', (signal) => getStatus<Status>(signal), EVERY);
   return (
     <>
@@ -42,7 +41,7 @@ export default function ServicePage() {
             {!value.sources.length && <p class="none">The config names no source.</p>}
           </Section>
           <Live status={value} />
-          {has('series') && <OneDay />}
+          <OneDay />
           <Section title="Versions served or in progress">
             <Table
               label="Versions"
@@ -61,10 +60,10 @@ export default function ServicePage() {
         </>
       )}
       <Tables status={value} />
-      {has('buckets') && <Buckets />}
-      {has('letters') && <Letters />}
-      {has('audit') && <Audits />}
-      {has('changes') && <Changes />}
+      <Buckets />
+      <Letters />
+      <Audits />
+      <Changes />
     </>
   );
 }

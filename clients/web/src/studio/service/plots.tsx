@@ -127,10 +127,10 @@ function seen(before: Seen | undefined, status: Status, devices: number | undefi
 
 /** What happened since the page was opened, from the status that it asks for every two seconds. */
 export function Live({ status }: { status: Status }) {
-  const devices = useDevices(4000);
+  const devices = useDevices('', 0, 0, 4000);
   const [held, setHeld] = useState<Seen>();
   const number = useRef<number>(undefined);
-  number.current = devices.value?.clients.length;
+  number.current = devices.value?.total;
   useEffect(() => setHeld((before) => seen(before, status, number.current)), [status]);
   if (!held) return null;
   return (

@@ -1,6 +1,6 @@
 // One source: its state and why, lag, slot, work and findings with their remedies.
 
-import { Ago, For, Mark, type Tone } from '../parts';
+import { Ago, For, Mark, Several, type Tone } from '../parts';
 import { count, size, span } from '../words';
 import type { Finding, Progress, Source, Trouble } from './status';
 
@@ -139,9 +139,7 @@ export function SourceView({ source }: { source: Source }) {
           </details>
         )
       )}
-      {source.findings.map((finding) => (
-        <Found finding={finding} key={`${finding.code} ${finding.what}`} />
-      ))}
+      <Several items={source.findings} most={10} show={(finding) => <Found finding={finding} key={`${finding.code} ${finding.what}`} />} />
     </article>
   );
 }

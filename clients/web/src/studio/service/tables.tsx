@@ -72,8 +72,6 @@ const COMPUTED: Column<Computed & { source: string }>[] = [
   }
 ];
 
-const MOST = 300;
-
 export function Tables({ status }: { status: Status | undefined }) {
   const { value, error } = useAnswer('diagnostics', (signal) => getDiagnostics<Diagnostics>(signal), 15_000);
   const compared = new Map(
@@ -96,13 +94,13 @@ export function Tables({ status }: { status: Status | undefined }) {
       {value && (
         <Table
           label="Tables"
-          rows={lines.slice(0, MOST)}
+          rows={lines}
+          text={({ schema, name, errors }) => `${schema}.${name} ${errors.map(({ message }) => message).join(' ')}`}
           columns={COLUMNS}
           keyOf={({ source, schema, name }) => `${source} ${schema}.${name}`}
           none="No sync config is served yet."
         />
       )}
-      {lines.length > MOST && <p class="none">The first {MOST} are shown.</p>}
       {computed.length > 0 && (
         <Table label="Computed tables" rows={computed} columns={COMPUTED} keyOf={({ source, name }) => `${source} ${name}`} none="" />
       )}

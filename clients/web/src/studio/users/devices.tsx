@@ -1,15 +1,19 @@
 // The connected devices, and ending their streams or refusing their tokens.
 
-import type { Device, Devices } from '../client';
+import { useState } from 'preact/hooks';
+import { type Device, useDevices } from '../client';
 import { post } from '../api';
-import { type Answer, useMayEdit } from '../hooks';
-import { Ago, type Column, Confirmed, Failure, Section, Table, Waiting } from '../parts';
+import { useMayEdit, useTyped } from '../hooks';
+import { Ago, type Column, Confirmed, Failure, Find, PAGE, Pager, Section, Table, Waiting, ways } from '../parts';
 import { count, counted, size } from '../words';
 
 const keyOf = (device: Device): string => `${device.process} ${device.user} ${device.client} ${device.connected}`;
 
-export function DeviceList({ devices, explain }: { devices: Answer<Devices>; explain: (user: string) => void }) {
+export function DeviceList({ explain }: { explain: (user: string) => void }) {
   const mayEdit = useMayEdit();
+  const [sought, setSought] = useState('');
+  const [first, setFirst] = useState(0);
+  const devices = useDevices(useTyped(sought), first, PAGE, 5000);
   const end = (device: Device) => async () => {
     await post('terminate', { user: device.user, ...(device.client ? { client: device.client } : {}) });
     devices.again();
@@ -61,10 +65,39 @@ export function DeviceList({ devices, explain }: { devices: Answer<Devices>; exp
   }
   const { value } = devices;
   return (
-    <Section title="Connected devices" beside={value && counted(value.clients.length, 'device')} testid="devices">
+    <Section
+      title="Connected devices"
+      beside={
+        value && (
+          <>
+            {counted(value.total, 'device')}
+            {(value.total > PAGE || sought) && (
+              <Find
+                value={sought}
+                what="a user or client"
+                change={(next) => {
+                  setSought(next);
+                  setFirst(0);
+                }}
+              />
+            )}
+          </>
+        )
+      }
+      testid="devices"
+    >
       <Failure error={devices.error} />
       {value ? (
-        <Table label="Connected devices" rows={value.clients} columns={columns} keyOf={keyOf} none="No device is connected." />
+        <>
+          <Table
+            label="Connected devices"
+            rows={value.clients}
+            columns={columns}
+            keyOf={keyOf}
+            none={value.total ? 'No connected device fits.' : 'No device is connected.'}
+          />
+          <Pager first={value.place} shown={value.clients.length} of={value.found} {...ways(value.place, value.place + PAGE < value.found, setFirst)} />
+        </>
       ) : (
         !devices.error && <Waiting what="Asking who is connected" />
       )}

@@ -1,7 +1,7 @@
 // Who is connected, what a user is sent and why, and whether a device has one row.
 
 import { useMemo, useState } from 'preact/hooks';
-import { ClientFields, NOBODY, parse, type Typed, useDevices, usersOf } from '../client';
+import { ClientFields, NOBODY, parse, type Typed } from '../client';
 import { DeviceList } from './devices';
 import { Revocations } from './revocations';
 import { RowQuestion } from './row';
@@ -9,7 +9,6 @@ import { UserAnswer } from './user';
 import { Section } from '../parts';
 
 export default function UsersPage() {
-  const devices = useDevices(5000);
   const [typed, setTyped] = useState<Typed>(NOBODY);
   const [asked, setAsked] = useState<Typed>();
   const { client } = useMemo(() => parse(typed), [typed]);
@@ -28,7 +27,7 @@ export default function UsersPage() {
               if (client) explain(typed);
             }}
           >
-            <ClientFields typed={typed} change={setTyped} users={usersOf(devices.value)} />
+            <ClientFields typed={typed} change={setTyped} />
             <button type="submit" class="primary" disabled={!client} data-testid="explain-user">
               What is this user sent?
             </button>
@@ -38,7 +37,7 @@ export default function UsersPage() {
       </div>
       <div class="main">
         {explained && <UserAnswer client={explained} />}
-        <DeviceList devices={devices} explain={(user) => explain({ ...NOBODY, user })} />
+        <DeviceList explain={(user) => explain({ ...NOBODY, user })} />
         <Revocations />
       </div>
     </div>

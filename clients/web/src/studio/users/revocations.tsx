@@ -1,8 +1,9 @@
 // What was ended and revoked, and is still in force.
 
+import { useState } from 'preact/hooks';
 import { get } from '../api';
-import { useAnswer } from '../hooks';
-import { Ago, Failure, Section, Table } from '../parts';
+import { usePage } from '../hooks';
+import { Ago, Failure, PAGE, Pager, Section, Table, ways } from '../parts';
 
 interface Revocation {
   seq: number;
@@ -20,12 +21,14 @@ const KINDS: Record<string, string> = {
 };
 
 export function Revocations() {
-  const { value, error } = useAnswer(
+  const [first, setFirst] = useState(0);
+  const { value, error } = usePage(
     'revocations',
-    (signal) => get<{ revocations: Revocation[] }>('revocations', {}, signal),
+    first,
+    (signal) => get<{ revocations: Revocation[]; total: number }>('revocations', { skip: first, limit: PAGE }, signal),
     5000
   );
-  if (!error && !value?.revocations.length) return null;
+  if (!error && !value?.total) return null;
   return (
     <Section title="Ended and revoked" testid="revocations">
       <Failure error={error} />
@@ -43,6 +46,7 @@ export function Revocations() {
           ]}
         />
       )}
+      {value && <Pager first={value.place} shown={value.revocations.length} of={value.total} {...ways(value.place, value.place + PAGE < value.total, setFirst)} />}
     </Section>
   );
 }

@@ -43,8 +43,6 @@ interface Explained {
   lookups: Record<string, string[]>;
 }
 
-const MOST = 200;
-
 export const values = (given: Record<string, unknown>): string =>
   Object.entries(given)
     .map(([name, value]) => `${name} = ${shown(value)}`)
@@ -80,6 +78,7 @@ export function UserAnswer({ client }: { client: Client }) {
           <Table
             label="Streams"
             rows={value.streams}
+            text={({ name }) => name}
             keyOf={({ name }) => name}
             none="The sync config has no streams."
             columns={[
@@ -109,7 +108,8 @@ export function UserAnswer({ client }: { client: Client }) {
           />
           <Table
             label="Buckets"
-            rows={value.buckets.slice(0, MOST)}
+            rows={value.buckets}
+            text={({ name, reasons }) => `${name} ${by(reasons)}`}
             keyOf={({ name }) => name}
             none="This user has no bucket."
             columns={[
@@ -122,13 +122,13 @@ export function UserAnswer({ client }: { client: Client }) {
               { title: 'Size', cell: (bucket) => size(bucket.size), number: true }
             ]}
           />
-          {value.buckets.length > MOST && <p class="none">The first {MOST} of {count(value.buckets.length)} are shown.</p>}
           {Object.keys(value.lookups).length > 0 && (
             <details>
               <summary>{counted(Object.keys(value.lookups).length, 'lookup')} behind it</summary>
               <Table
                 label="Lookups"
                 rows={Object.entries(value.lookups)}
+                text={([key]) => key}
                 keyOf={([key]) => key}
                 none=""
                 columns={[
