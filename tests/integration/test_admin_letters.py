@@ -96,6 +96,7 @@ def test_names_that_are_none(admin: AdminEndpoint, wrong: str) -> None:
         assert admin.refusal("POST", f"{OURS}/letters/{act}", 400, json={"ids": [wrong]})["code"] == "HW_6201"
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_letters_are_paged(uploads: Uploads, admin: AdminEndpoint) -> None:
     uploads.device().parked(put("notes", "1", owner="ann", title=""))
     columns = "client, first_op, digest, last_op, code, sqlstate, message, payload, claims, state"

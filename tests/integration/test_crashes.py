@@ -66,6 +66,7 @@ def wait_visible(deployment: Deployment, ops: int, running: Running) -> None:
     assert running.alive, running.output
 
 
+@pytest.mark.long
 def test_kill_during_thousand_transactions(deployment: Deployment, launch: Launch) -> None:
     moments = random.Random(5)
     writer = Writer(deployment.source)

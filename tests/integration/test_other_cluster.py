@@ -93,7 +93,7 @@ def new(postgres_binaries: PostgresBinaries, tmp_path: Path) -> Iterator[SourceD
         source.connection.close()
 
 
-@pytest.fixture(params=["embedded", "postgres"])
+@pytest.fixture(params=["embedded", pytest.param("postgres", marks=pytest.mark.long)])
 def deployment(
     request: pytest.FixtureRequest,
     old: SourceDb,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
-from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_headwater import STORES, Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
 
@@ -26,7 +24,6 @@ QUERIES = {
     "level": """SELECT id FROM shifts AS "level" WHERE project IN
         (SELECT id FROM projects WHERE level < auth.parameter('level') OR level IS NULL)""",
 }  # fmt: skip
-STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
 
 
 def expected(source: SourceDb, user: str, level: float, day: str) -> set[tuple[str, str]]:

@@ -89,6 +89,7 @@ def test_two_databases_are_served_as_one(new_source_db: Callable[[], SourceDb], 
     assert running.wait() == 0
 
 
+@pytest.mark.long
 def test_a_database_that_is_missing_stops_no_other(
     new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_database_that_is_missing_stops_no_other(
     wait_until(lambda: len(rows_at(config)) == 3, "the rows of the second")
 
 
+@pytest.mark.long
 def test_each_source_in_a_process_of_its_own(
     new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_each_source_in_a_process_of_its_own(
     assert "use one of: default, catalogue" in unknown.output
 
 
+@pytest.mark.long
 def test_slots_of_two_sources_differ(new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path) -> None:
     """Two shards in one database, by publications of their own."""
     source = new_source_db()
@@ -236,6 +239,7 @@ def test_wrong_password_of_one_source_at_the_start(
     wait_until(lambda: len(rows_at(right)) == 3, "the rows of both")
 
 
+@pytest.mark.long
 def test_password_of_one_source_becomes_wrong(
     guarded: tuple[SourceDb, SourceDb], launch: Launch, tmp_path: Path
 ) -> None:
@@ -257,6 +261,7 @@ def test_password_of_one_source_becomes_wrong(
     wait_until(lambda: len(rows_at(config)) == 4, "the change of the second")
 
 
+@pytest.mark.long
 def test_lease_of_one_source_is_held_by_another_process(
     new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path
 ) -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from headwater.oplog.lsn import Lsn
 from tests.support.changed_source import Device, settled
+from tests.support.fix_headwater import STORES
 from tests.support.fix_sources import NewSources, Sources
 from tests.support.store_checker import histories
 from tests.support.waiting import wait_until
-
-STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
 
 ITEMS = "create table items (id text primary key, owner text, body text);"
 YAML = """

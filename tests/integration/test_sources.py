@@ -22,13 +22,11 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.verify import ALL_KEYS
 from tests.contract.source_writer import RELATION
 from tests.support.changed_source import Device
-from tests.support.fix_headwater import HASTY
+from tests.support.fix_headwater import HASTY, STORES
 from tests.support.fix_sources import NewSources, Sources
 from tests.support.local_bulk import LocalEngine, Waiting
 from tests.support.store_file import store_file
 from tests.support.waiting import wait_until
-
-STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
 
 NOTES = """
 create table notes (id text primary key, body text);
@@ -325,8 +323,9 @@ def test_all_that_the_configuration_does_not_name_goes(new_sources: NewSources) 
 
 @STORES
 def test_a_source_of_which_nothing_was_read_to_the_end(
-    new_sources: NewSources, on_postgres: bool, caplog: pytest.LogCaptureFixture
+    new_sources: NewSources, on_postgres: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("headwater.replication.removal._AGAIN_SECONDS", 0.05)
     sources = new_sources(BOTH, {"one": NOTES}, on_postgres=on_postgres).start()
     with sources.any.store() as store:
         lease = store.acquire("two", "somebody", 60.0)

@@ -45,7 +45,9 @@ def deployment(request: pytest.FixtureRequest, deploy: Deploy, source_db: Source
     return snapshot_of_empty_table(deploy(OWN_NOTES, **where))
 
 
-EACH_STORE = pytest.mark.parametrize("deployment", ["embedded", "postgres"], indirect=True)
+EACH_STORE = pytest.mark.parametrize(
+    "deployment", ["embedded", pytest.param("postgres", marks=pytest.mark.long)], indirect=True
+)
 
 
 def replicator(launch: Launch, deployment: Deployment) -> Running:

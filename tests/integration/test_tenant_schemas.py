@@ -86,6 +86,7 @@ def start(deployment: Deployment, found: str) -> None:
 
 
 @pytest.mark.parametrize("found", [BY_LOOKING, *(pytest.param(way, marks=pytest.mark.long) for way in FOUND[1:])])
+@pytest.mark.long
 def test_devices_follow_the_schemas_of_tenants(deploy: Deploy, source_db: SourceDb, found: str) -> None:
     deployment = deploy(CONFIG)
     start(deployment, found)

@@ -299,6 +299,7 @@ def check(source_db: SourceDb, tmp_path: Path) -> Callable[..., Path]:
 _CHECK = ("rules", "check", "sync.yaml", "--schema")
 
 
+@pytest.mark.long
 def test_check_asks_spark(check: Callable[..., Path], lake: Path) -> None:
     def checked(*config: str) -> tuple[int, str]:
         """In a process of its own, which ends its Spark."""
@@ -327,6 +328,7 @@ def test_check_without_spark_says_so(
     assert "Spark can't compute `stock`: Spark needs Java" in outcome.err
 
 
+@pytest.mark.long
 def test_row_is_forgotten_once_the_lake_has_lost_it(
     deploy: Deploy, source_db: SourceDb, lake: Path, tmp_path: Path
 ) -> None:

@@ -324,6 +324,11 @@ class Deployment:
 
 Deploy = Callable[..., Deployment]
 
+STORES = pytest.mark.parametrize(
+    "on_postgres", [False, pytest.param(True, marks=pytest.mark.long)], ids=["embedded", "postgres"]
+)
+"""For tests of the whole service that are worth repeating on the other store, whose own tests are in tests/contract."""
+
 
 def read_bucket(reader: StoreReader, bucket: str, upto: int, model: ModelBucket | None = None) -> ModelBucket:
     """Bring a device's bucket to a checkpoint."""
