@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_a_missing_row_and_its_reason(headwater_here: Run, files: Path) -> None:
         '      stream `lists`: the row is in bucket lists["bob"], the client has lists["ann"]',
     ]
     assert outcome.out.splitlines()[-1] == "2 cases passed, 1 failed"
+
+
+def test_outcomes_as_json(headwater_here: Run, files: Path) -> None:
+    (files / "cases.yaml").write_text(CASES.replace("{lists: [1]}", "{lists: [1, 2]}"))
+    (files / "more.yaml").write_text(CASES)
+    outcome = headwater_here("rules", "test", "more.yaml", "cases.yaml", "--json")
+    told = json.loads(outcome.out)
+    assert (outcome.code, told["passed"], told["failed"]) == (1, 5, 1)
+    assert [each["file"] for each in told["cases"]] == ["more.yaml"] * 3 + ["cases.yaml"] * 3
+    (failed,) = [each for each in told["cases"] if not each["ok"]]
+    assert failed["case"] == "Ann gets her list"
+    assert 'missing: {"id": "2"}' in failed["problems"][0]
+
+
+def test_errors_of_a_file_as_json(headwater_here: Run, files: Path) -> None:
+    (files / "cases.yaml").write_text(CASES.replace("members:", "membrs:", 1))
+    outcome = headwater_here("rules", "test", "cases.yaml", "--json")
+    assert outcome.code == 1
+    assert "did you mean `members`?" in str(json.loads(outcome.out)["errors"])
 
 
 def test_rows_of_a_table_that_the_case_does_not_name_fail_it(headwater_here: Run, files: Path) -> None:

@@ -157,11 +157,13 @@ def json_schema_() -> None:
 
 
 @rules.command("test", epilog=examples("headwater rules test cases.yaml",
-                                        "headwater rules test cases/*.yaml --rules sync.yaml"))  # fmt: skip
+                                        "headwater rules test cases/*.yaml --rules sync.yaml",
+                                        "headwater rules test cases.yaml --json"))  # fmt: skip
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE…")
 @click.option("--rules", "config", type=click.Path(path_type=Path), metavar="FILE",
               help="Test this sync config instead of the one that each file names.")  # fmt: skip
-def test_(files: tuple[Path, ...], config: Path | None) -> None:
+@_json
+def test_(files: tuple[Path, ...], config: Path | None, as_json: bool) -> None:
     """Run named cases: rows of the source, a user, and the rows that the user's device gets.
 
     No server and no database is needed. For each row that is missing or unexpected, it says by which condition. The
@@ -169,7 +171,7 @@ def test_(files: tuple[Path, ...], config: Path | None) -> None:
     """
     from headwater.cli.rules.cases import run_files
 
-    sys.exit(run_files(files, config))
+    sys.exit(run_files(files, config, as_json=as_json))
 
 
 _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served it (the default).")
