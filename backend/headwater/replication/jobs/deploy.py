@@ -91,7 +91,7 @@ class Deploy(Job):
             others = () if self._version.state is VersionState.ACTIVE else self._others_to_refresh()
             waiting = context.store.activate(context.lease, self._version.id, needed, others)
             if waiting is None:
-                _log.info("version %d of the sync config was replaced before it became active", self._version.id)
+                _log.info("version %d of the sync config was cancelled or replaced meanwhile", self._version.id)
                 return JobOutcome(follow=True)
         active = not waiting or self._version.state is VersionState.ACTIVE
         _log.info(

@@ -78,12 +78,13 @@ _CHANGED_AT_MOST = 3
 @dataclass(slots=True)
 class QueuedJob:
     """A job and what asked for it: a version that is being deployed, a request, or neither. `reported` is the progress
-    that was stored last."""
+    that was stored last, and `inbox` the store's change counter then."""
 
     job: Job
     version: ConfigVersion | None = None
     request: Request | None = None
     reported: str = ""
+    inbox: int = -1
 
     @property
     def key(self) -> tuple[str, int]:
@@ -396,12 +397,15 @@ class JobScheduler:
             self._report(queued)
 
     def _report(self, queued: QueuedJob) -> None:
-        """Store the progress now and then, for the command that waits for it."""
-        progress = self._context.bulk.preparing() or queued.job.describe()
-        if progress == queued.reported or time.monotonic() < self._looked + self._intervals.work:
+        """Store the progress now and then, for the command that waits for it. Without progress, it is stored again when
+        something was submitted: the version may have been cancelled or replaced, which ends its job."""
+        if time.monotonic() < self._looked + self._intervals.work:
             return
         self._looked = time.monotonic()
-        self._store_progress(queued, progress)
+        progress, inbox = self._context.bulk.preparing() or queued.job.describe(), self._context.store.change_counter()
+        if (progress, inbox) != (queued.reported, queued.inbox):
+            queued.inbox = inbox
+            self._store_progress(queued, progress)
 
     def _store_progress(self, queued: QueuedJob, progress: str) -> None:
         queued.reported = progress
@@ -411,7 +415,7 @@ class JobScheduler:
         elif queued.version is not None and queued.version.state is VersionState.PROCESSING:
             present = in_state(store, VersionState.PROCESSING)
             if present is None or present.id != queued.version.id:
-                _log.info("version %d of the sync config was replaced before it became active", queued.version.id)
+                _log.info("version %d of the sync config was cancelled or replaced meanwhile", queued.version.id)
                 self.close()
                 self._queue.follow()
                 return
