@@ -18,8 +18,6 @@ from tests.support.command import Run
 from tests.support.computed_truth import refresh_state, shown
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch
-from tests.support.fix_service import config_of, free_port
 from tests.support.fix_sources import NewSources
 from tests.support.waiting import wait_until
 
@@ -72,9 +70,8 @@ def orders(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
-@pytest.mark.parametrize("on_postgres", [False, True], ids=["sqlite", "postgres"])
-def test_device_gets_result_of_query(deploy: Deploy, orders: SourceDb, on_postgres: bool) -> None:
-    deployment = deploy(config(), on_postgres=on_postgres).start()
+def test_device_gets_result_of_query(deploy: Deploy, orders: SourceDb) -> None:
+    deployment = deploy(config()).start()
     refreshed(deployment)
     assert shown(deployment) == totals(orders)
 
@@ -429,24 +426,6 @@ streams:
     wait_until(lambda: sums() == {"sums_a": "500500", "sums_b": "55"}, "the sums", 30)
     sources["b"].source.execute("delete from orders where id = 10")
     wait_until(lambda: sums() == {"sums_a": "500500", "sums_b": "45"}, "the new sum", 30)
-
-
-REFRESH_POINTS = ("refresh.marked", "refresh.before_merge", "refresh.after_merge")
-
-
-@pytest.mark.parametrize("point", REFRESH_POINTS)
-def test_killed_refresh_is_made_up_for(deploy: Deploy, orders: SourceDb, launch: Launch, point: str) -> None:
-    deployment = deploy(config(refresh=AFTER)).start()
-    shows_truth(deployment, orders)
-    deployment.stop_and_let_go()
-    orders.execute("update orders set amount = 0 where account_id = 'a3'; delete from orders where account_id = 'a4'")
-    deployment.yaml = config(TOTALS.replace("count(*) AS n", "count(*) AS number"), refresh=AFTER)
-    running = launch("replicate", config_of(deployment, free_port()), failpoint=point)
-    running.died_at(point)
-    deployment.start()
-    wanted = {a: {"account_id": a, "total": row["total"], "number": row["n"]} for a, row in totals(orders).items()}
-    wait_until(lambda: shown(deployment) == wanted, "the device to show the sums", 30)
-    assert len(wanted) == 99
 
 
 def test_rows_are_explained_as_of_their_state(deploy: Deploy, orders: SourceDb) -> None:

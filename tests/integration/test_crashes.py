@@ -32,9 +32,9 @@ from tests.integration.little_source import (
     sides_of,
 )
 from tests.integration.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
-from tests.integration.test_computed_tables import REFRESH_POINTS
 from tests.integration.test_lake_command import LAKE_POINTS
 from tests.integration.test_upload_crashes import UPLOAD_POINTS
+from tests.support.dying import FLUSH_POINTS, REFRESH_POINTS
 from tests.support.each_once import Writer, assert_each_once, snapshot_of_empty_table, write
 from tests.support.fix_headwater import Deploy, Deployment, read_bucket
 from tests.support.fix_postgres import SourceDb
@@ -47,7 +47,6 @@ from tests.support.store_checker import leftovers, problems
 from tests.support.sync_configs import OWN_NOTES
 from tests.support.waiting import wait_until
 
-FLUSH_POINTS = ("flush.before_totals", "flush.before_commit", "flush.after_commit")
 BULK_POINTS = ("stage.after_part", "publish.before_segments", "publish.before_commit", "publish.after_commit")
 
 

@@ -13,7 +13,7 @@ from headwater.insight.rows import CurrentRows
 from headwater.replication.stream import flush_builder, joined_rows
 from headwater.storage.open import open_store
 from tests.support.changed_source import settled
-from tests.support.dying import die_at
+from tests.support.dying import FLUSH_POINTS, die_at
 from tests.support.fix_headwater import Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
@@ -301,7 +301,7 @@ def test_killed_at_each_moment(deploy: Deploy, source_db: SourceDb, monkeypatch:
     monkeypatch.setattr(flush_builder, "_MOST_DEPENDENTS", 4)
     monkeypatch.setattr(joined_rows, "_AT_ONCE", 3)
     deployment, random = start(deploy, source_db), Random(6)
-    for point in ("flush.before_totals", "flush.before_commit", "flush.after_commit") * 2:
+    for point in FLUSH_POINTS * 2:
         deployment.stop()
         for _ in range(12):
             change(source_db, random)

@@ -14,7 +14,7 @@ from headwater.insight.rows import CurrentRows
 from headwater.source.clock import source_clock
 from headwater.storage.open import open_store
 from tests.support.changed_source import settled
-from tests.support.dying import die_at
+from tests.support.dying import FLUSH_POINTS, die_at
 from tests.support.fix_headwater import Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.store_file import store_file
@@ -327,7 +327,7 @@ def test_killed_at_each_moment_of_a_flip(
     deployment.clock = clock
     deployment.start()
     agree(deployment, clock)
-    for point in ("flush.before_totals", "flush.before_commit", "flush.after_commit"):
+    for point in FLUSH_POINTS:
         deployment.stop()
         clock.now += timedelta(hours=17)
         die_at(point, deployment, monkeypatch)

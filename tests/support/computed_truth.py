@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 
 import orjson
@@ -32,7 +32,12 @@ def answer(deployment: Deployment, query: str) -> Rows:
     """What Postgres answers now, as devices have it."""
     cursor = deployment.source.connection.execute(query.encode())
     names = [column.name for column in cursor.description or ()]
-    return sorted((tuple(sorted(zip(names, map(_as_device, row), strict=True))) for row in cursor.fetchall()), key=repr)
+    return _in_order(dict(zip(names, map(_as_device, row), strict=True)) for row in cursor.fetchall())
+
+
+def _in_order(rows: Iterable[Mapping[str, object]]) -> Rows:
+    shown = (tuple(sorted((name, value) for name, value in row.items() if value is not None)) for row in rows)
+    return sorted(shown, key=repr)
 
 
 def _as_device(value: object) -> object:
@@ -41,12 +46,17 @@ def _as_device(value: object) -> object:
     return str(value) if isinstance(value, Decimal) else value
 
 
+def by_table(contents: Mapping[tuple[str, str], Mapping[str, object]]) -> dict[str, Rows]:
+    """The rows of a device by table. What is null is not there; columns that are called `id` are left as they are."""
+    found: dict[str, list[Mapping[str, object]]] = {}
+    for (table, _), row in contents.items():
+        found.setdefault(table, []).append(row)
+    return {table: _in_order(rows) for table, rows in found.items()}
+
+
 def on_device(deployment: Deployment) -> dict[str, Rows]:
-    """The rows of all tables on a new device. Columns of the key that are called `id` are left as they are."""
-    found: dict[str, Rows] = {}
-    for (table, _), row in deployment.rows("ann").items():
-        found.setdefault(table, []).append(tuple(sorted(row.items())))
-    return {table: sorted(rows, key=repr) for table, rows in found.items()}
+    """The same of a new device."""
+    return by_table(deployment.rows("ann"))
 
 
 def shown(deployment: Deployment) -> dict[str, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""A replicator that dies at a failpoint of its flushes."""
+"""The failpoints of flushes, and a replicator that dies there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import pytest
 from headwater.storage.sqlite import flush
 from tests.support.fix_headwater import Deployment
 from tests.support.waiting import wait_until
+
+FLUSH_POINTS = ("flush.before_totals", "flush.before_commit", "flush.after_commit")
+REFRESH_POINTS = ("refresh.marked", "refresh.before_merge", "refresh.after_merge")
+"""Of computed tables."""
 
 
 def die_at(point: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
