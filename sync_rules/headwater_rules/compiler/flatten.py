@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from sqlglot import exp
 
+from headwater_rules.compiler.absence import absent, deferred, of_request
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
 from headwater_rules.compiler.functions import may_aggregate, wrong_call
 from headwater_rules.compiler.misread import misread
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
 from headwater_rules.compiler.optional_joins import joining, selected
 from headwater_rules.compiler.relations import (
+    Absence,
     All,
     Atom,
     Condition,
@@ -26,7 +28,6 @@ from headwater_rules.compiler.relations import (
     bound_terms,
 )
 from headwater_rules.compiler.request_values import RequestNames
-from headwater_rules.compiler.row_joins import absent
 from headwater_rules.compiler.scalars import Scalars, in_list
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import RuleCode, RuleError
@@ -327,7 +328,7 @@ class _Select:
             raise unsupported("an aggregate gives a row where there is none", node, "write `NOT EXISTS (SELECT 1 …)`")
         selection = self._inner(selecting_nothing(inner))  # only its tables and conditions matter
         if negate:
-            return absent(self._context.joins, selection.tables, selection.condition, node)
+            return self._absent(Absence(selection.tables, selection.condition, node))
         found = Atom(build(ExprKind.CERTAIN, node, "1"), tables=selection.tables)
         return All((found, selection.condition))
 
@@ -359,9 +360,14 @@ class _Select:
         if negate:
             pair = (left, self._single(selection, node))
             self._checks.compared(*pair, node)
-            return absent(self._context.joins, selection.tables, selection.condition, node, pair)
+            return self._absent(Absence(selection.tables, selection.condition, node, pair))
         link = self._link(left, self._single(selection, node), node, selection.tables)
         return All((link, selection.condition))
+
+    def _absent(self, selected: Absence) -> Condition:
+        if of_request(selected, self._context.owner):
+            return deferred(selected)
+        return absent(self._context.joins, selected)
 
     def _single(self, selection: Selection, node: exp.Expr) -> Frag:
         columns = selection.columns

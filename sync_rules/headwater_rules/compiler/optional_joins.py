@@ -38,6 +38,8 @@ def joining(context: Context, condition: Condition, optional: Mapping[int, Condi
     if not isinstance(condition, Atom):
         items = tuple(joining(context, item, optional) for item in condition.items)
         return All(items) if isinstance(condition, All) else Either(items)
+    if condition.absence is not None and _read(context, condition, optional):
+        raise unsupported("a row of a left join can't be compared here", condition.node, "write JOIN")
     for number in sorted(_read(context, condition, optional)):
         if not _needs_row(context, condition, number):
             condition = _with_row(context, condition, number, optional)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
+from headwater_rules.compiler.absence import settled
 from headwater_rules.compiler.clock import elsewhere, moving
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, to_expr
 from headwater_rules.compiler.names import Context
@@ -188,7 +189,7 @@ def plan_term(context: Context, target: QueryTarget, tables: frozenset[int], ter
     """The variant for the rows for which every atom of `term` holds. `tables` are those of the whole query; atoms may
     add further ones. Raises RuleError for a condition that can't be split."""
     joined = tables.union(*(atom.tables for atom in term))
-    columns, atoms, gone = _with_joined(context, target, term)
+    columns, atoms, gone = _with_joined(context, target, settled(context.joins, term, target.table))
     return _Term(context, replace(target, columns=columns), joined - gone).plan(atoms)
 
 
@@ -267,6 +268,8 @@ def _find_mixed(context: Context, condition: Condition, selected: set[int]) -> N
     if not isinstance(condition, Atom):
         for item in condition.items:
             _find_mixed(context, item, selected)
+        return
+    if condition.absence is not None:
         return
     for side in condition.link or (condition.frag,):
         owners = dependencies(side, context.owner)

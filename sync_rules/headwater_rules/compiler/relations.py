@@ -20,11 +20,12 @@ MAX_TERMS = 100
 @dataclass(frozen=True, slots=True, eq=False)
 class Atom:
     """One condition with the value 0 or 1. `link` holds both sides if it is an equality; `tables` are further tables
-    that have to be joined for it."""
+    that have to be joined for it. `absence` is what it stands for until all is known that holds with it."""
 
     frag: Frag
     link: tuple[Frag, Frag] | None = None
     tables: frozenset[int] = frozenset()
+    absence: Absence | None = None
 
     @property
     def node(self) -> exp.Expr:
@@ -41,6 +42,17 @@ class Either:
     items: tuple[Condition, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """That no row of `tables` meets a condition; with `pair`, nor has the second value equal to the first, which is
+    from outside."""
+
+    tables: frozenset[int]
+    condition: Condition
+    node: exp.Expr
+    pair: tuple[Frag, Frag] | None = None
+
+
 Condition = Atom | All | Either
 Owner = Callable[[int], int]
 """The table or request that a number in a fragment belongs to. An expanded array belongs to its table."""
@@ -54,6 +66,13 @@ def terms(condition: Condition, owner: Owner, node: exp.Expr) -> list[list[Atom]
 
 def dependencies(frag: Frag, owner: Owner) -> frozenset[int]:
     return frozenset(owner(source) for source in frag.sources)
+
+
+def atoms_of(condition: Condition) -> list[Atom]:
+    """All atoms of a condition."""
+    if isinstance(condition, Atom):
+        return [condition]
+    return [atom for item in condition.items for atom in atoms_of(item)]
 
 
 def _expand(condition: Condition, node: exp.Expr) -> list[tuple[Atom, ...]]:
@@ -123,6 +142,8 @@ def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
 def _atoms(condition: Condition) -> list[Atom] | None:
     """The atoms that all have to hold; None if some are alternatives."""
     match condition:
+        case Atom(absence=Absence()):
+            return None
         case Atom():
             return [condition]
         case All(items):

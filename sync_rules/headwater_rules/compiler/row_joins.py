@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from headwater_rules.compiler.clock import elsewhere, moving
-from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, joined, negated, to_expr, truth
-from headwater_rules.compiler.relations import All, Atom, Condition, ExpandedArray, TableRef, dependencies, terms
+from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, to_expr, truth
+from headwater_rules.compiler.relations import Atom, Condition, ExpandedArray, TableRef, dependencies, terms
 from headwater_rules.errors import RuleCode, RuleError
 from headwater_rules.evaluate.naming import expr_order
 from headwater_rules.plan import Expr, LookupDefinition, RowJoin, TablePattern, joined_input, joined_output
@@ -131,6 +131,8 @@ class RowJoins:
             owners = dependencies(atom.frag, self.owner)
             if moving(atom.frag):
                 raise elsewhere(atom.node)
+            if atom.absence is not None:
+                raise unsupported("this compares with the request within another NOT EXISTS", atom.node, _SAME_FOR_ALL)
             if any(map(self._is_array, atom.frag.sources)):
                 raise unsupported("an element of an array can't be compared here", atom.node, "compare columns")
             if REQUEST in owners:
@@ -235,53 +237,6 @@ def _name(table: TablePattern, keys: tuple[Expr, ...], lookup: LookupDefinition)
         *([(e.sql, *e.inputs) for e in exprs] for exprs in (keys, lookup.filters, lookup.keys, lookup.outputs)),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
-
-
-# absence
-
-
-def absent(
-    joins: RowJoins, tables: Iterable[int], condition: Condition, node: exp.Expr, pair: tuple[Frag, Frag] | None = None
-) -> Condition:
-    """Whether no row of a subquery over `tables` meets its condition: `NOT EXISTS`, or with `pair`, whose values
-    are compared, `NOT IN`, which is null, and so false, where a null is compared with any row. Raises RuleError."""
-    numbers = sorted(tables)
-    if len(numbers) != 1:
-        what = "more than one table, or an array" if numbers else "no table"
-        raise unsupported(f"a subquery that must give no row reads {what}", node, "read one table in it")
-    (table,) = numbers
-    links = () if pair is None else (pair,)
-    alternatives = joins.found(table, condition, node, *links)
-    conditions: list[Condition] = []
-    for term in alternatives:
-        number, own = joins.join(table, term, node)
-        conditions.append(Atom(negated(_all([*own, joins.there(number, node)], node))))
-        if pair is not None:
-            conditions += _without_null(joins, table, term[:-1], pair, node)
-    return All(tuple(conditions))
-
-
-def _without_null(
-    joins: RowJoins, table: int, term: Sequence[Atom], pair: tuple[Frag, Frag], node: exp.Expr
-) -> list[Condition]:
-    """What else `x NOT IN (SELECT y …)` asks for: no y is null, and x is not, unless there is no row."""
-    left, right = pair
-    owners = joins.owners(left)
-    if len(owners) != 1:
-        raise unsupported("this compares with values of no or several rows", node, "compare with a column of the row")
-    (owner,) = owners
-    is_null = Atom(build(ExprKind.CERTAIN, node, "(", right, " IS NULL)"))
-    nulls, own = joins.join(table, [*term, is_null], node, owner)
-    any_row, _ = joins.join(table, term, node, owner)
-    unknown = build(ExprKind.CERTAIN, node, "(", left, " IS NULL)")
-    return [
-        Atom(negated(_all([*own, joins.there(nulls, node)], node))),
-        Atom(negated(_all([*own, unknown, joins.there(any_row, node)], node))),
-    ]
-
-
-def _all(frags: Sequence[Frag], node: exp.Expr) -> Frag:
-    return frags[0] if len(frags) == 1 else joined(ExprKind.CERTAIN, node, [truth(each) for each in frags], " AND ")
 
 
 # optional rows

@@ -198,9 +198,11 @@ def _with_time(node: exp.Expr) -> exp.Expr | None:
 
 def _exists(node: exp.Expr) -> exp.Expr | None:
     """`EXISTS (SELECT …)` for `(SELECT 1 …) IS NOT NULL`."""
-    found = node.this if isinstance(node, exp.Not) else None
-    found = found.unnest() if found is not None else None
+    negated = isinstance(node, exp.Not)
+    found = node.this.unnest() if negated else node
     if not isinstance(found, exp.Is) or not isinstance(found.expression, exp.Null):
+        return None
+    if bool(found.args.get("negate")) is negated:
         return None
     query = found.this.unnest()
     return exp.Exists(this=query) if isinstance(query, exp.Select) and query.expressions[0].sql() == "1" else None
