@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +12,7 @@ from msgspec import Raw, Struct
 from headwater.errors import HeadwaterError
 from headwater.insight.preview import LookupScan, request_failures, request_notes
 from headwater.insight.rows import CurrentRows
+from headwater.insight.words import count
 from headwater.storage.contract.reader import StoreReader
 from headwater.sync.request import RequestLimits
 from headwater_rules.evaluate.requests import resolve
@@ -82,7 +84,8 @@ Key = tuple[str, str]
 @dataclass(slots=True)
 class _Side:
     """One sync config: the client's buckets by it, what to say of the request, why it fails, and a digest of each of
-    the client's rows by table and id. `kept` are the rows of the chosen table."""
+    the client's rows by table and id. `kept` are the rows of the chosen table, and `differing` the numbers of rows, by
+    table, that are not the same in all buckets that have them."""
 
     plan: SyncPlan
     buckets: frozenset[str]
@@ -90,6 +93,7 @@ class _Side:
     failures: tuple[str, ...]
     rows: dict[Key, int] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    differing: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: RowResult, chosen: str | None) -> int:
         """Take over what a source row gives the client. Returns the number of characters that are kept of it."""
@@ -97,7 +101,9 @@ class _Side:
         for put in result.puts:
             if put.bucket not in self.buckets:
                 continue
-            self.rows[put.table, put.id] = hash(put.data)
+            key, digest = (put.table, put.id), hash(put.data)
+            self.differing[put.table] += self.rows.get(key, digest) != digest
+            self.rows[key] = digest
             if put.table == chosen:
                 kept += len(put.data)
                 self.kept[put.id] = put.data
@@ -123,7 +129,17 @@ def compare_client(
             raise ComparisonTooLargeError(what, fix="compare another client, or one with fewer subscriptions")
     buckets = BucketsCompared(len(now.buckets), len(then.buckets), limits.max_buckets)
     rows = None if chosen is None else tuple(_rows(now, then, chosen))
-    return ClientCompared(tuple(_tables(now, then)), buckets, rows, (*then.notes, *current.notes))
+    return ClientCompared(tuple(_tables(now, then)), buckets, rows, (*then.notes, *_uncertain(then), *current.notes))
+
+
+def _uncertain(side: _Side) -> Iterator[str]:
+    """Of which rows nobody can tell here how a device has them: that depends on which op came last."""
+    for table, number in side.differing.items():
+        if number:
+            yield (
+                f"{table}: {count(number, 'row')} with the same id in several buckets, and not the same in them; a"
+                " device has the one that was written last, which need not be the one compared"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +216,9 @@ def _tables(now: _Side, then: _Side) -> Iterator[TableCompared]:
     counts: dict[str, list[int]] = {}
     for key in {**now.rows, **then.rows}:
         found.setdefault(key[0], []).append(_difference(key, now, then))
-        count = counts.setdefault(key[0], [0, 0])
-        count[0] += key in now.rows
-        count[1] += key in then.rows
+        both = counts.setdefault(key[0], [0, 0])
+        both[0] += key in now.rows
+        both[1] += key in then.rows
     for table in sorted(found):
         by_kind = [found[table].count(kind) for kind in (Difference.GAINED, Difference.LOST, Difference.CHANGED)]
         yield TableCompared(table, *counts[table], *by_kind)

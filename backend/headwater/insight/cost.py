@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -67,11 +67,13 @@ def cost(
     definitions = tuple(_definitions(diff))
     rows = sum(_rows(current, new.plan))
     chosen = users[:MOST_USERS]
-    affected, device_rows, device_bytes = _devices(current, reader, (served, new.plan), chosen, definitions, limits)
+    affected, device_rows, device_bytes = _devices(current, reader, (served, new.plan), chosen, _mean(diff), limits)
     scale = len(users) / len(chosen) if chosen else 1.0
     notes = [*current.notes]
     if chosen and not diff.comparison.same:
         notes.append("devices are taken to subscribe to nothing, with no claim but sub in their tokens")
+    if diff.missing:
+        notes.append(f"not counted are rows that the store does not have yet: those of {', '.join(diff.missing)}")
     return Cost(
         diff.comparison.same,
         rows,
@@ -98,6 +100,14 @@ def _definitions(diff: Diff) -> Iterator[DefinitionCost]:
         yield DefinitionCost(side.name, side.change.value, side.before, *known)
 
 
+def _mean(diff: Diff) -> dict[str, tuple[float, float]]:
+    """Rows and bytes of a bucket of each definition, on average: also of those that stay, since whom a lookup gives
+    more of their buckets downloads these."""
+    found = {name: (each.ops, each.size, each.buckets) for name, each in diff.stored.items()}
+    found |= {name: (each.rows, each.size, each.buckets) for name, each in diff.estimates.items() if each.tables}
+    return {name: (rows / buckets, size / buckets) for name, (rows, size, buckets) in found.items() if buckets}
+
+
 def _rows(current: CurrentRows, plan: SyncPlan) -> Iterator[int]:
     """The rows of each table that has to be read for what the store lacks, at most."""
     for table in current.lookup_tables(without(plan, current.complete(plan))):
@@ -122,11 +132,11 @@ def _devices(
     reader: StoreReader,
     plans: tuple[SyncPlan, SyncPlan],
     users: Iterable[str],
-    definitions: Iterable[DefinitionCost],
+    mean: Mapping[str, tuple[float, float]],
     limits: RequestLimits,
 ) -> tuple[int, float, float]:
-    """How many devices get other buckets, and about how many rows and bytes these have to download."""
-    by_name = {each.name: each for each in definitions}
+    """How many devices get other buckets, and about how many rows and bytes these have to download, if a bucket has so
+    many as is the `mean` of its definition."""
     lookups = [LookupScan(current, plan, current.complete(plan), reader) for plan in plans]
     affected, rows, size = 0, 0.0, 0.0
     for user, devices in Counter(users).items():
@@ -147,10 +157,9 @@ def _devices(
             continue
         affected += devices
         for bucket, name in then.items():
-            known = by_name.get(name)
-            if bucket not in now and known is not None and known.buckets:
-                rows += devices * (known.rows or 0) / known.buckets
-                size += devices * (known.bytes or 0) / known.buckets
+            if bucket not in now and name in mean:
+                rows += devices * mean[name][0]
+                size += devices * mean[name][1]
     return affected, rows, size
 
 

@@ -56,7 +56,7 @@ class CompareRequest(Struct, frozen=True):
 class CompareResponse(Struct, frozen=True):
     """What the client gets by the version that is served, and would get by the sync config. `plan` tells in words what
     the sync config does. `more` says whether there are `rows` after these. `note` is of the comparison, `warnings` are
-    of the client's request."""
+    of the client's request, and of rows that can't be compared for certain."""
 
     tables: tuple[TableCompared, ...]
     buckets: BucketsCompared

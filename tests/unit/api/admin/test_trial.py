@@ -103,6 +103,13 @@ def test_comparison_warns_of_the_request(admin: AdminEndpoint) -> None:
     assert told["warnings"] == ["the rules have no stream ones; did you mean `one`?"]
 
 
+def test_comparison_of_rows_that_several_buckets_have(admin: AdminEndpoint) -> None:
+    again = "  again: {auto_subscribe: true, query: 'SELECT id, name FROM lists WHERE owner = auth.user_id()'}\n"
+    told = compared(admin, SERVED + again)
+    assert [each.partition(" in several")[0] for each in told["warnings"]] == ["lists: 5 rows with the same id"]
+    assert compared(admin, SERVED + again.replace("id, name", "*"))["warnings"] == []
+
+
 def test_comparison_beyond_memory(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "MOST_ROWS", 50)
     body = {"content": SERVED, "client": U1}
@@ -140,6 +147,19 @@ def test_cost(admin: AdminEndpoint, ruled: RuledStore) -> None:
     assert definition["bytes"] == next(each for each in diff if each["change"] == "changed")["to_download"]["size"]
 
 
+def test_cost_of_more_buckets_of_the_same_definition(admin: AdminEndpoint) -> None:
+    for more in ("IN (SELECT list_id FROM members)", "IN (SELECT id FROM lists)"):
+        content = SERVED.replace("IN (SELECT list_id FROM members WHERE user_id = auth.user_id())", more)
+        with connected(admin, "u1") as stream:
+            lines = stream.iter_lines()
+            assert any("checkpoint_complete" in line for line in lines)
+            told = admin.post(f"{OURS}/cost", content=content)
+        assert (told["definitions"], told["devices"]["affected"]) == ([], 1)
+        assert 300 <= told["devices"]["rows"] <= 320, "some ops clear what was there before"
+        assert told["devices"]["bytes"] > 300 * 40
+        assert by_table(compared(admin, content))["todos"] == (100, 400, 300, 0, 0)
+
+
 def test_cost_of_a_new_name(admin: AdminEndpoint) -> None:
     told = admin.post(f"{OURS}/cost", content=RENAMED)
     ((pair),) = told["renamed"]
@@ -149,8 +169,10 @@ def test_cost_of_a_new_name(admin: AdminEndpoint) -> None:
 
 
 def test_cost_of_what_is_not_there(admin: AdminEndpoint) -> None:
-    (definition,) = admin.post(f"{OURS}/cost", content=TABLE_ADDED)["definitions"]
+    told = admin.post(f"{OURS}/cost", content=TABLE_ADDED)
+    (definition,) = told["definitions"]
     assert (definition["change"], definition["rows"]) == ("added", None)
+    assert "those of public.notes" in told["note"]
     assert admin.refusal("POST", f"{OURS}/cost", 422, json={"content": WRONG})["findings"]
 
 

@@ -55,7 +55,7 @@ function Cost({ text }: { text: string }) {
         <dd>{some(value.space_bytes, size)}</dd>
       </dl>
       {value.renamed.length > 0 && (
-        <p>Renamed and kept: {value.renamed.map(({ before, now }) => `${before} to ${now}`).join(', ')}.</p>
+        <p>The same rows under another name, which devices download again: {value.renamed.map(({ before, now }) => `${before} as ${now}`).join(', ')}.</p>
       )}
       {value.definitions.length > 0 && (
         <Table
