@@ -19,7 +19,7 @@ from headwater.api.studio.tokens import AdminToken, Role
 from headwater.cli.mcp import server as module
 from headwater.cli.mcp.client import AdminClient
 from headwater.cli.mcp.manual import Manual
-from headwater.cli.mcp.server import AssistantServer
+from headwater.cli.mcp.server import Asker, AssistantServer
 from headwater.cli.mcp.tools import ROUTES
 from tests.support.command import headwater
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
@@ -69,7 +69,8 @@ class Assistant:
         async def run() -> Result:
             admin = AdminClient(self._url, self._token)
             try:
-                async with Client(AssistantServer(admin, writes=self._writes, manual=MANUAL).server) as client:
+                server = AssistantServer(lambda _: Asker(admin, self._writes), MANUAL).server
+                async with Client(server) as client:
                     return await work(client)
             finally:
                 await admin.close()

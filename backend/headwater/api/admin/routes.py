@@ -36,11 +36,17 @@ from headwater.api.admin.versions import VersionsHandler
 from headwater.api.admin.warm import WarmSchema
 from headwater.api.auth.keys import Unfetched
 from headwater.api.streams.stream import OpenStream
+from headwater.api.studio.tokens import Operator
 from headwater.api.workers import Answers
 from headwater.storage.contract.reader import StoreReader
 
 OURS = "/api/headwater/v1"
 _LONG = (TOO_LONG, TOO_LARGE)
+
+
+async def _operator(operator: Operator) -> Operator:
+    """Who asks: the name and role of the token or the session, and when the session ends."""
+    return operator
 
 
 class Administration:
@@ -67,6 +73,7 @@ class Administration:
         self.routes = (
             AdminRoute("GET", "/api/admin/v1/status", status.status),
             AdminRoute("GET", f"{OURS}/progress", self._progress.events, (BUSY,), events=ProgressResponse),
+            AdminRoute("GET", f"{OURS}/operator", _operator),
             AdminRoute("GET", f"{OURS}/clients", clients.clients),
             AdminRoute("POST", f"{OURS}/terminate", clients.terminate),
             AdminRoute("POST", f"{OURS}/revoke", clients.revoke),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from urllib.parse import urlencode, urlsplit
 
 import click
@@ -25,7 +26,7 @@ class AdminClient:
     """Sends requests with the token to one address. It follows no redirects, which would give the token away. Raises
     click.UsageError for an address that is none."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str = "") -> None:
         try:
             parts = urlsplit(url)
             valid = parts.scheme in {"http", "https"} and parts.hostname and not (parts.query or parts.fragment)
@@ -35,14 +36,22 @@ class AdminClient:
         if not valid:
             raise click.UsageError(f"--url is no address of a service: {url}; write it like http://127.0.0.1:8080")
         self._url = url.rstrip("/")
-        self._headers = [("Authorization", f"Token {token}"), ("Accept", "application/json")]
+        self._token = token
         self._pool = httpcore.AsyncConnectionPool(max_connections=4)
+
+    def of(self, token: str) -> AdminClient:
+        """The same with another token, over the same connections."""
+        other = copy(self)
+        other._token = token
+        return other
 
     async def send(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object | None = None
     ) -> tuple[int, bytes]:
         """The status and body of the answer. Raises AdminApiError."""
-        headers = self._headers if body is None else [*self._headers, ("Content-Type", "application/json")]
+        headers = [("Authorization", f"Token {self._token}"), ("Accept", "application/json")]
+        if body is not None:
+            headers.append(("Content-Type", "application/json"))
         content = None if body is None else json.dumps(body).encode()
         address = f"{self._url}{path}{'?' + urlencode(query) if query else ''}"
         try:

@@ -82,17 +82,17 @@ class Tool:
         return path, query, None
 
 
-def tools_of(document: Json, *, writes: bool) -> Iterator[Tool]:
-    """The tools for the routes in an OpenAPI document; with `writes`, those that change something, too."""
+def tools_of(document: Json) -> Iterator[Tool]:
+    """The tools for the routes in an OpenAPI document."""
     paths, schemas = document["paths"], document["components"]["schemas"]
     for route in ROUTES:
         operation = paths.get(route.path, {}).get(route.method.lower())
-        if operation is not None and (writes or not route.writes):
+        if operation is not None:
             yield Tool(route, _schema(operation, schemas))
 
 
 def undescribed(*, writes: bool) -> Iterator[Tool]:
-    """All tools, with forms that say nothing, for as long as the service does not describe its routes."""
+    """The tools with forms that say nothing, for as long as the service does not describe its routes."""
     for route in ROUTES:
         if writes or not route.writes:
             yield Tool(route, {"type": "object"})
