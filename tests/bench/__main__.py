@@ -17,6 +17,7 @@ from tests.bench import (
     decode,
     download,
     fleet,
+    joins,
     latency,
     live,
     load,
@@ -109,6 +110,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "sources": _sources,
     "schemas": lambda scale, _: schemas.run(max(2, int(500 * scale))),
     "computed": lambda scale, _: computed.run(int(1_000_000 * scale)),
+    "joins": lambda scale, _: joins.run(int(100_000 * scale)),
     "windows": lambda scale, _: windows.run(int(1_000_000 * scale)),
     "curves": _curves,
 }

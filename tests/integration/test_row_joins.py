@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from headwater.insight.rows import CurrentRows
-from headwater.replication.stream import flush_builder, joined_rows
+from headwater.replication.stream import flush_builder, joined_rows, step_size
 from headwater.storage.open import open_store
 from tests.support.changed_source import settled
 from tests.support.dying import FLUSH_POINTS, die_at
@@ -191,7 +191,8 @@ def test_tables_that_change(deploy: Deploy, source_db: SourceDb, statements: str
 def test_rows_above_the_budget(deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows that depend on one are evaluated in steps, also after a restart in their midst."""
     monkeypatch.setattr(flush_builder, "_MOST_DEPENDENTS", 2)
-    monkeypatch.setattr(joined_rows, "_AT_ONCE", 3)
+    monkeypatch.setattr(step_size, "FEWEST", 3)
+    monkeypatch.setattr(step_size, "MOST", 3)
     monkeypatch.setattr(joined_rows, "_MOST_KEYS", 3)
     deployment, random = start(deploy, source_db), Random(5)
     for step in range(12):
@@ -299,7 +300,8 @@ def test_preview_before_and_after(deploy: Deploy, source_db: SourceDb) -> None:
 
 def test_killed_at_each_moment(deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flush_builder, "_MOST_DEPENDENTS", 4)
-    monkeypatch.setattr(joined_rows, "_AT_ONCE", 3)
+    monkeypatch.setattr(step_size, "FEWEST", 3)
+    monkeypatch.setattr(step_size, "MOST", 3)
     deployment, random = start(deploy, source_db), Random(6)
     for point in FLUSH_POINTS * 2:
         deployment.stop()

@@ -25,11 +25,10 @@ from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
 from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.stream.fold import completed
+from headwater.replication.stream.step_size import StepSize
 from headwater.replication.tables.live import LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow
 
-_FEWEST, _MOST = 100, 2_000
-_SECONDS = 0.03
 _NAMED_ROWS = 100
 _LOOKED_UP_AHEAD: Final = 50_000  # differences, at once
 
@@ -71,14 +70,14 @@ class Merge:
         self._findings = findings
         self._repair = repair
         self._verify = verify
-        self._batch = MergeBatch()
+        self._step = StepSize()
         self._copies = Copies(context.stream)
         self._reported = defaultdict[int, set[str]](set)  # by table id, keys of differences; see `_differences`
 
     def next_batch(self, differences: Sequence[Difference], oids: frozenset[int]) -> int:
         """Merge the first of these differences. Returns how many. Leaves out tables that are not among `oids`: of one
         that changed or was truncated since, the snapshot says nothing."""
-        count = self._batch.of(differences, self._context.source.batch_bytes)
+        count = self._fitting(differences)
         self._copies.expect(differences[count:])
         started = time.perf_counter()
         oid_of = {table.id: oid for oid, table in self._context.stored().items()}
@@ -87,8 +86,13 @@ class Merge:
             table = None if oid not in oids else self._context.stream.table(oid)
             if oid is not None and table is not None:
                 self._merge(table, self._log.of(oid), self._differences(table_id, differences[:count]))
-        self._batch.took(count, time.perf_counter() - started)
+        self._step.took(count, time.perf_counter() - started)
         return count
+
+    def _fitting(self, differences: Sequence[Difference]) -> int:
+        """How many of the differences to merge at once: lines of `batch_bytes` at most, but at least one."""
+        sizes = accumulate(len(difference.line) for difference in differences[: self._step.rows])
+        return max(1, sum(size <= self._context.source.batch_bytes for size in sizes))
 
     def _merge(self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]) -> None:
         if touches.truncated:
@@ -183,25 +187,6 @@ class Merge:
             cells = states[row.row_id]
             problems[row.row_id] = _problem(table, row, cells, times)
         return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
-
-
-class MergeBatch:
-    """How many rows are merged between two flushes of the stream: as many as take about 30 ms, since all commits wait
-    meanwhile."""
-
-    def __init__(self) -> None:
-        self._rows = _MOST // 4
-
-    def of(self, differences: Sequence[Difference], byte_budget: int) -> int:
-        """How many of the differences to merge: lines of `byte_budget` bytes at most, but at least one."""
-        sizes = accumulate(len(difference.line) for difference in differences[: self._rows])
-        return max(1, sum(size <= byte_budget for size in sizes))
-
-    def took(self, rows: int, seconds: float) -> None:
-        """Make the next batch smaller if this one took too long, and larger if it was a whole one and quick."""
-        if seconds > _SECONDS or rows == self._rows:
-            fitting = int(self._rows * _SECONDS / max(seconds, _SECONDS / 2))
-            self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
 
 
 def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]) -> bool:

@@ -30,6 +30,7 @@ from headwater.replication.stream.flush_time import LOOK_AGAIN, NEVER, FlushTime
 from headwater.replication.stream.fold import Fold, IncompleteRows, completed
 from headwater.replication.stream.joined_rows import JoinedRows
 from headwater.replication.stream.registry import TableRegistry, same_name
+from headwater.replication.stream.step_size import BESIDE_COMMITS, SECONDS, StepSize
 from headwater.replication.tables.changes import NameBook, empty
 from headwater.replication.tables.live import Filler, LiveContext, LiveTable
 from headwater.source.rows.fetch import RowFetcher
@@ -52,7 +53,8 @@ FLUSH_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 READING_SECONDS = 1.0
 _FIRST_READ, _MOST_READ = 4, 1_000
-_DUE_AT_ONCE = 2_000  # evaluated by one flush, while commits wait
+_CLEARED_AT_ONCE = 2_000
+_COMMITS_COME = 0.5  # seconds since the last one: more are likely
 _MOST_DEPENDENTS = 5_000  # evaluated by the flush that changes what they are joined to
 
 
@@ -89,6 +91,7 @@ class FlushBuilder:
         self.time.renew(self.tables)
         self.joined = JoinedRows(store, context.source)
         self.joined.renew(self.tables)
+        self._due_step, self._joined_step = StepSize(), StepSize()
 
     @property
     def source(self) -> str:
@@ -134,6 +137,7 @@ class FlushBuilder:
         progress.transactions += 1
         if self.is_empty:
             return
+        progress.arrived_at = time.monotonic()
         self.open()
         if progress.changes + len(self.pending) >= (FLUSH_CHANGES if self.alone else SHARED_CHANGES):
             self.commit()
@@ -431,20 +435,22 @@ class FlushBuilder:
         if left_over := self.time.left_over():
             flush = self.open()
             for table_id in left_over:
-                flush.put_flips(table_id, dict.fromkeys(flush.due(table_id, NEVER, _DUE_AT_ONCE)))
+                flush.put_flips(table_id, dict.fromkeys(flush.due(table_id, NEVER, _CLEARED_AT_ONCE)))
             self.commit()
             return
         tables = self.tables.with_clock()
         if not self.time.is_due(tables):
             return
-        flush, left = self.open(), _DUE_AT_ONCE
+        flush, left, started = self.open(), self._due_step.rows, time.perf_counter()
         for table in tables:
             if left > 0 and (due := flush.due(table.id, flush.now, left)):
                 self._evaluate_again(flush, table, due)
                 left -= len(due)
         if left <= 0:
             self.time.more_due()
+        rows = self._due_step.rows - left
         self.commit()
+        self._due_step.took(rows, time.perf_counter() - started, self._longest_step())
 
     def _evaluate_again(self, flush: Flush, table: LiveTable, due: Sequence[str]) -> None:
         lacking = self.incomplete.of(table.id)
@@ -477,10 +483,16 @@ class FlushBuilder:
         """Evaluate some of the rows again that wait for it since others changed that they are joined to, and commit.
         Between flushes; does nothing most of the time."""
         if self.joined.is_busy:
-            found = self.joined.next_rows(self.open())
-            if found is not None:
-                self._evaluate(self.open(), *found)
+            started, step = time.perf_counter(), self._joined_step
+            table, row_ids = self.joined.next_rows(self.open(), step.rows) or (None, [])
+            if table is not None:
+                self._evaluate(self.open(), table, row_ids)
             self.commit()
+            step.took(len(row_ids), time.perf_counter() - started, self._longest_step())
+
+    def _longest_step(self) -> float:
+        """How many seconds a step may take between flushes."""
+        return BESIDE_COMMITS if time.monotonic() - self.progress.arrived_at < _COMMITS_COME else SECONDS
 
     def _evaluate_dependents(self, flush: Flush) -> None:
         """Evaluate rows again that depend on what the flush has changed in others."""
@@ -552,6 +564,8 @@ class StreamProgress:
     coalesced: bool = False
     """Whether the last flush had several transactions."""
     opened_at: float = 0.0
+    arrived_at: float = 0.0
+    """When the last transaction came that changes anything, by the monotonic clock."""
     op_id: OpId = field(default=OpId(0))
     """Of the checkpoint after the last flush."""
     _reported: set[str] = field(default_factory=set)

@@ -24,7 +24,6 @@ from headwater_rules.plan import RowJoin, TablePattern, tag_of
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE = 2_000
 _MOST_KEYS = 1_000
 _META = "rows to evaluate again of source {}"
 
@@ -181,14 +180,14 @@ class JoinedRows:
     def _rows(self, flush: Flush, table: int, key: str, after: str | None, most: int) -> list[tuple[str, str]]:
         return flush.rows_under(table, key, after, most) if key else flush.rows_after(table, after, most)
 
-    def next_rows(self, flush: Flush) -> tuple[LiveTable, list[str]] | None:
-        """The next rows that wait. None when there are none."""
+    def next_rows(self, flush: Flush, most: int) -> tuple[LiveTable, list[str]] | None:
+        """Up to `most` of the next rows that wait. None when there are none."""
         while self.is_busy:
             of = self._whole or {table: keys[0] for table, keys in self._keys.items()}
             number, waiting = next(iter(of.items()))
-            found = self._rows(flush, number, waiting.key, waiting.after, _AT_ONCE)
+            found = self._rows(flush, number, waiting.key, waiting.after, most)
             self._moved = True
-            if len(found) < _AT_ONCE:
+            if len(found) < most:
                 self._end(flush, number, waiting)
             else:
                 waiting.after = found[-1][0]
