@@ -488,10 +488,17 @@ def powersync_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[A
     again = (DEPLOY_BUSY, NOTHING_SERVED)
     yield AdminRoute("POST", f"{_ADMIN}/diagnostics", handler.diagnostics, reads=True)
     yield AdminRoute("POST", f"{_ADMIN}/schema", handler.schema, reads=True)
-    yield AdminRoute("POST", f"{_ADMIN}/validate", handler.validate, reads=True)
+    yield AdminRoute("POST", f"{_ADMIN}/validate", handler.validate, reads=True, compiles=True)
     yield AdminRoute("POST", f"{_ADMIN}/reprocess", handler.reprocess, (*again, NOT_FOUND))
     yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)  # not all that a statement calls can be checked
     yield AdminRoute("POST", f"{_RULES}/deploy", handler.deploy, (DEPLOY_CLOSED, INVALID_RULES), yaml="content")
-    yield AdminRoute("POST", f"{_RULES}/validate", handler.check, bare=True, pretty=True, yaml="content", reads=True)
+    yield AdminRoute(
+        *("POST", f"{_RULES}/validate", handler.check),
+        bare=True,
+        pretty=True,
+        yaml="content",
+        reads=True,
+        compiles=True,
+    )
     yield AdminRoute("POST", f"{_RULES}/reprocess", handler.resync, again)
     yield AdminRoute("GET", f"{_RULES}/current", handler.current, (NOTHING_SERVED,), pretty=True)

@@ -169,6 +169,16 @@ RUNNING, WAITING = 10, 20
 LONG_RUNNING, LONG_WAITING = 2, 8
 """The same for requests that may read all rows: more at once would take CPU from devices."""
 
+COMPILING, COMPILING_WAITING = 2, 20
+"""The same for requests that do nothing but check a sync config: all CPU, for some seconds if it is huge."""
+
+CHANGING, CHANGING_WAITING = 10, 20
+"""The same for requests that change something: nobody who may only read can fill the places of those who end a stream,
+or cancel a deploy."""
+
+MOST_NESTING = 120
+"""How deep a body may be nested: what a device may send, and what is around it here."""
+
 MOST_SECONDS = 30.0
 """The time limit of a request that may read all rows."""
 
@@ -247,7 +257,8 @@ class AdminRoute:
     raise, for the description. A `bare` answer is not wrapped in `data`, a `pretty` one is indented. With `yaml`, the
     body may also be YAML text, which becomes the field of that name.
     `events` is the type of each event's data, if the answer is a stream of events. A POST changes something, which the
-    role `view` may not, unless it is declared as one that only `reads`.
+    role `view` may not, unless it is declared as one that only `reads`. One that `compiles` does nothing beside that,
+    and is fast, other than one that may be too long.
     """
 
     method: str
@@ -259,6 +270,7 @@ class AdminRoute:
     yaml: str = ""
     events: type | None = None
     reads: bool = False
+    compiles: bool = False
 
     @property
     def changes(self) -> bool:
@@ -332,9 +344,21 @@ class AdminRoute:
 
 def _parsed(body: bytes) -> object:
     try:
-        return orjson.loads(body or b"{}")
+        found: object = orjson.loads(body or b"{}")
     except ValueError:
         raise InvalidAdminRequestError("the body is not valid JSON", fix="send a JSON object") from None
+    level = [found]
+    for _ in range(MOST_NESTING + 1):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return found
+    raise InvalidAdminRequestError(f"the body is nested deeper than {MOST_NESTING} levels", fix="send a flatter object")
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _text(body: bytes) -> str:

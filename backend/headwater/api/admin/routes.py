@@ -13,6 +13,10 @@ from headwater.api.admin.openapi import document
 from headwater.api.admin.powersync import powersync_routes
 from headwater.api.admin.route import (
     BUSY,
+    CHANGING,
+    CHANGING_WAITING,
+    COMPILING,
+    COMPILING_WAITING,
     INVALID_RULES,
     LONG_RUNNING,
     LONG_WAITING,
@@ -62,6 +66,8 @@ class Administration:
         self.tokens = settings.tokens
         self._threads = AdminThreads()
         self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
+        self._compiling = AdminThreads(COMPILING, COMPILING_WAITING)
+        self._changing = AdminThreads(CHANGING, CHANGING_WAITING)
         self._clients = clients = ClientsHandler(settings, reader, connected)
         status = StatusHandler(settings, reader, unfetched)
         self._progress = ProgressHandler(status, self._threads)
@@ -80,7 +86,7 @@ class Administration:
             AdminRoute("GET", f"{OURS}/revocations", clients.revocations),
             AdminRoute("GET", f"{OURS}/versions", versions.versions),
             AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NOT_FOUND,)),
-            AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content", reads=True),
+            AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content", reads=True, compiles=True),
             AdminRoute(
                 "POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, NOT_FOUND, *_LONG), yaml="content", reads=True
             ),
@@ -106,12 +112,16 @@ class Administration:
             *self._service.routes(OURS),
             *powersync_routes(settings, reader),
         )
-        mounted = [
-            route.mounted(self._long if TOO_LONG in route.errors else self._threads, changes.note)
-            for route in self.routes
-        ]
+        mounted = [route.mounted(self._threads_of(route), changes.note) for route in self.routes]
         reading = [route.path for route in self.routes if route.reads]
         self.guarded = AdminRoutes(settings.tokens, mounted, settings.port, reading)
+
+    def _threads_of(self, route: AdminRoute) -> AdminThreads:
+        if route.changes:
+            return self._changing
+        if TOO_LONG in route.errors:
+            return self._long
+        return self._compiling if route.compiles else self._threads
 
     def document(self) -> Mapping[str, object]:
         """Describe all admin routes, as an OpenAPI document."""
@@ -131,7 +141,7 @@ class Administration:
         self._progress.close()
 
     def close(self) -> None:
-        self._threads.close()
-        self._long.close()
+        for threads in (self._threads, self._long, self._compiling, self._changing):
+            threads.close()
         self._warm.close()
         self._service.close()

@@ -17,7 +17,7 @@ from headwater.api.admin.route import BUSY, AdminSettings, AdminThreads
 from headwater.api.admin.versions import VersionResponse, version_response
 from headwater.api.auth.keys import Unfetched
 from headwater.api.errors import ApiError
-from headwater.api.studio.tokens import Operator
+from headwater.api.studio.tokens import Operator, Role
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.replication.status import Compared, ReplicationState, SourceStatus, SourceStatuses
@@ -78,7 +78,9 @@ LOOK_SECONDS = 0.5
 BEAT_SECONDS = 15.0
 """A comment is sent after this long without an event, so that no proxy closes the connection as idle."""
 
-MOST_WATCHERS = 20
+MOST_WATCHERS, MOST_VIEWERS = 20, 12
+"""How many may watch progress, and up to how many watchers one more may be of the role `view`: who deploys finds a
+place."""
 
 
 class SourceProgress(Struct, frozen=True):
@@ -128,7 +130,7 @@ class ProgressHandler:
 
     async def events(self, operator: Operator) -> ProgressEvents:
         """Stream the progress of snapshots, comparisons and deploys as server-sent events."""
-        if self._watchers >= MOST_WATCHERS:
+        if self._watchers >= (MOST_VIEWERS if operator.role is Role.VIEW else MOST_WATCHERS):
             raise ApiError(f"{self._watchers} clients watch progress already", fix="close one", code=BUSY)
         return ProgressEvents(
             self._follow(operator.until), headers={"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -173,7 +173,8 @@ class CaseResults(Struct, frozen=True):
     results: tuple[CaseResult, ...]
 
 
-MOST_CASES = 200
+MOST_CASES, MOST_OF_CASE = 200, 64 * 1024
+"""How many cases are kept, and how many characters each may have: a list of all is one answer."""
 
 
 class TrialHandler:
@@ -244,6 +245,9 @@ class TrialHandler:
         case = request.case
         request_of(case.client)
         content = msgspec.json.encode((case.client, case.expect)).decode()
+        if len(content) > MOST_OF_CASE:
+            what = f"the case has {len(content):,} characters, and at most {MOST_OF_CASE:,} are allowed"
+            raise InvalidAdminRequestError(what, fix="name fewer rows")
         with self._settings.store() as store:
             names = {each.name for each in store.cases()}
             if case.name not in names and len(names) >= MOST_CASES:
