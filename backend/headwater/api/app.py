@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -39,6 +40,7 @@ from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.api.studio.routes import studio_routes
+from headwater.api.studio.sessions import Operators
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.api.workers import Answers
@@ -100,7 +102,7 @@ class Endpoint:
         self.traffic = Traffic(self.refusals, settings.traces)
         self._closing = False
 
-        revocations = Revocations(complete=False)
+        self._revocations = revocations = Revocations(complete=False)
         verifier = Verifier(settings.keys, settings.audience, revocations, issuers=settings.issuers)
         parsing, tasks = Parsing(), Tasks()
         threads = StoreThreads(ChunkCache(reader, settings.chunk_cache_bytes), settings.max_data_fetch_concurrency)
@@ -119,8 +121,9 @@ class Endpoint:
             return await writes.create(key, sources=written)
 
         self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing, checkpoint)
+        self._operators = Operators(settings.admin.tokens if settings.admin else (), ended=revocations.ended)
         self._admin = settings.admin and Administration(
-            settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
+            settings.admin, self._operators, reader, self.streams.descriptions, settings.keys.unfetched
         )
 
         checkpoints = WriteCheckpointRoute(
@@ -159,8 +162,14 @@ class Endpoint:
     def operator_routes(self) -> Sequence[BaseRoute]:
         """The admin routes, which refuse everything without an admin API, and the studio's."""
         if not self._admin:
-            return (AdminRoutes((), ()),)
-        return (self._admin.guarded, *studio_routes(self._admin.tokens))
+            return (AdminRoutes(self._operators, ()),)
+        admin = self._admin
+
+        async def end(session: str) -> None:
+            revocation = await anyio.to_thread.run_sync(admin.end_session, session)
+            self._revocations.add(revocation)  # here, and in the other processes when they look at the store
+
+        return (admin.guarded, *studio_routes(self._operators, end))
 
     @property
     def answers(self) -> Answers:

@@ -121,12 +121,12 @@ class AdminRoutes(Mount):
 
     def __init__(
         self,
-        tokens: Sequence[AdminToken],
+        operators: Operators,
         routes: Sequence[BaseRoute],
         port: int | None = None,
         reading: Iterable[str] = (),
     ) -> None:
-        self._operators = Operators(tokens)
+        self._operators = operators
         self._port = port
         self._reading = frozenset(reading)
         self._router = Router(routes=list(routes), redirect_slashes=False)

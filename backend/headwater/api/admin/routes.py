@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from headwater.api.admin.changes import ChangeLog
 from headwater.api.admin.clients import CLIENTS, ClientsHandler
@@ -40,17 +41,27 @@ from headwater.api.admin.versions import VersionsHandler
 from headwater.api.admin.warm import WarmSchema
 from headwater.api.auth.keys import Unfetched
 from headwater.api.streams.stream import OpenStream
-from headwater.api.studio.tokens import Operator
+from headwater.api.studio.sessions import SESSION_SECONDS, Operators
+from headwater.api.studio.tokens import Operator, Role
 from headwater.api.workers import Answers
 from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import Revocation, RevokedKind
 
 OURS = "/api/headwater/v1"
 _LONG = (TOO_LONG, TOO_LARGE)
 
 
-async def _operator(operator: Operator) -> Operator:
-    """Who asks: the name and role of the token or the session, and when the session ends."""
-    return operator
+class OperatorResponse(Struct, frozen=True):
+    """Who asks: name and role of the token or the session, and when the session ends, in seconds since 1970."""
+
+    name: str
+    role: Role
+    until: float | None
+
+
+async def _operator(operator: Operator) -> OperatorResponse:
+    """Tell who asks."""
+    return OperatorResponse(operator.name, operator.role, operator.until)
 
 
 class Administration:
@@ -59,11 +70,12 @@ class Administration:
     def __init__(
         self,
         settings: AdminSettings,
+        operators: Operators,
         reader: StoreReader,
         connected: Callable[[], Sequence[OpenStream]],
         unfetched: Callable[[], Sequence[Unfetched]],
     ) -> None:
-        self.tokens = settings.tokens
+        self._settings = settings
         self._threads = AdminThreads()
         self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
         self._compiling = AdminThreads(COMPILING, COMPILING_WAITING)
@@ -114,7 +126,7 @@ class Administration:
         )
         mounted = [route.mounted(self._threads_of(route), changes.note) for route in self.routes]
         reading = [route.path for route in self.routes if route.reads]
-        self.guarded = AdminRoutes(settings.tokens, mounted, settings.port, reading)
+        self.guarded = AdminRoutes(operators, mounted, settings.port, reading)
 
     def _threads_of(self, route: AdminRoute) -> AdminThreads:
         if route.changes:
@@ -126,6 +138,11 @@ class Administration:
     def document(self) -> Mapping[str, object]:
         """Describe all admin routes, as an OpenAPI document."""
         return document(self.routes)
+
+    def end_session(self, session: str) -> Revocation:
+        """Sign a session of the studio out in all processes. Blocking."""
+        with self._settings.store() as store:
+            return store.revoke(RevokedKind.STUDIO, session, SESSION_SECONDS)
 
     @property
     def answers(self) -> Answers:

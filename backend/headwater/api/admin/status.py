@@ -132,16 +132,14 @@ class ProgressHandler:
         """Stream the progress of snapshots, comparisons and deploys as server-sent events."""
         if self._watchers >= (MOST_VIEWERS if operator.role is Role.VIEW else MOST_WATCHERS):
             raise ApiError(f"{self._watchers} clients watch progress already", fix="close one", code=BUSY)
-        return ProgressEvents(
-            self._follow(operator.until), headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-        )
+        return ProgressEvents(self._follow(operator), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
-    async def _follow(self, until: float | None) -> AsyncIterator[bytes]:
+    async def _follow(self, operator: Operator) -> AsyncIterator[bytes]:
         """The events, until the session ends that asks for them."""
         self._watchers += 1
         try:
             sent, sent_at = b"", time.monotonic()
-            while not self._closing.is_set() and (until is None or time.time() < until):
+            while not self._closing.is_set() and not operator.ended():
                 now = await self._look()
                 if now != sent:
                     sent, sent_at = now, time.monotonic()

@@ -65,11 +65,19 @@ class Revocations:
 
     def check(self, user: Principal) -> None:
         """Raise TokenRevokedError when the user's token is revoked, or HW_6031 before they are known."""
-        if not self._complete:
-            raise ApiError("it is not known yet which tokens are revoked", fix="try again", code="HW_6031")
+        self._raise_unless_known()
         revocation = self.of(user)
         if revocation is not None:
             raise TokenRevokedError(f"the token was revoked, by its {revocation.kind.value}", fix="sign in again")
+
+    def ended(self, session: str) -> bool:
+        """Whether a session of the studio was ended. Raises HW_6031 before revocations are known."""
+        self._raise_unless_known()
+        return (RevokedKind.STUDIO, session) in self._held
+
+    def _raise_unless_known(self) -> None:
+        if not self._complete:
+            raise ApiError("it is not known yet which tokens are revoked", fix="try again", code="HW_6031")
 
 
 def _issued(user: Principal) -> float:

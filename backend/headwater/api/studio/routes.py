@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -23,8 +23,17 @@ from headwater.api.errors import ApiError
 from headwater.api.http.headers import with_headers
 from headwater.api.http.requests import read_body, require_json
 from headwater.api.limits import network_of
-from headwater.api.studio.sessions import COOKIE, REFUSED, SESSION_SECONDS, Operators, Session, require_own_page
-from headwater.api.studio.tokens import LONGEST_NAME, AdminToken
+from headwater.api.studio.sessions import (
+    COOKIE,
+    REFUSED,
+    SESSION_SECONDS,
+    Operators,
+    Session,
+    cookie_of,
+    require_own_page,
+    session_id,
+)
+from headwater.api.studio.tokens import LONGEST_NAME
 from headwater.telemetry.log_facts import log_extra
 
 PATH: Final = "/studio"
@@ -67,11 +76,16 @@ class FailedSignIns:
         self._failed[address] = self._failed.get(address, 0) + 1
 
 
+EndSession = Callable[[str], Awaitable[None]]
+"""Ends the session with this id in all processes. Raises what the store raises."""
+
+
 class SessionRoute:
     """Signs in and out, and says who is signed in."""
 
-    def __init__(self, operators: Operators) -> None:
+    def __init__(self, operators: Operators, end: EndSession) -> None:
         self._operators = operators
+        self._end = end
         self._failed = FailedSignIns()
 
     def route(self) -> Route:
@@ -83,9 +97,9 @@ class SessionRoute:
             case "POST":
                 return await self._sign_in(request)
             case "DELETE":
-                return self._sign_out(request)
+                return await self._sign_out(request)
             case _:
-                session = self._operators.of_cookie(request.headers)
+                session = self._operators.session(cookie_of(request.headers))
                 if session is None:
                     raise _refused()
                 return _json(session)
@@ -108,9 +122,11 @@ class SessionRoute:
         set_session(request, response, cookie)
         return response
 
-    def _sign_out(self, request: Request) -> Response:
-        if self._operators.of_cookie(request.headers) is not None:
+    async def _sign_out(self, request: Request) -> Response:
+        cookie = cookie_of(request.headers)
+        if self._operators.session(cookie) is not None:
             self._operators.authorize(request.scope)
+            await self._end(session_id(cookie))
         response = Response(status_code=204)
         response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=_by_tls(request))
         return response
@@ -205,11 +221,11 @@ class _Assets(StaticFiles):
 class StudioPage(Mount):
     """The page and its session. Neither the page nor its files have data, so that anybody may load them."""
 
-    def __init__(self, operators: Operators, page: Path) -> None:
+    def __init__(self, operators: Operators, end: EndSession, page: Path) -> None:
         self._page = page
         self._router = Router(
             routes=[
-                SessionRoute(operators).route(),
+                SessionRoute(operators, end).route(),
                 Route("/", self._show),
                 Mount("/assets", _Assets(self._page / "assets")),
             ],
@@ -244,12 +260,11 @@ class StudioPage(Mount):
             return ""
 
 
-def studio_routes(tokens: Sequence[AdminToken], page: Path | None = None) -> Sequence[BaseRoute]:
+def studio_routes(operators: Operators, end: EndSession, page: Path | None = None) -> Sequence[BaseRoute]:
     """The routes of the studio; none without a token to sign in with. `page` is the directory of the built web app."""
-    operators = Operators(tokens)
     if not operators.any:
         return ()
-    return Route(PATH, _to_page), StudioPage(operators, find_page() if page is None else page)
+    return Route(PATH, _to_page), StudioPage(operators, end, find_page() if page is None else page)
 
 
 async def _to_page(_: Request) -> Response:

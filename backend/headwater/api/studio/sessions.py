@@ -1,7 +1,8 @@
 """Who an operator is: by an admin token, or by the session that the studio signs in with one.
 
-A session is a signed cookie, and no process keeps anything of it. Its key is derived from the token that signed in, so
-every process of the endpoint knows it, and it ends when the token leaves the config or gets another role."""
+A session is a signed cookie, and no process keeps anything of it until it is signed out. Its key is derived from the
+token that signed in, so every process of the endpoint knows it, and it ends when the token leaves the config or gets
+another role."""
 
 from __future__ import annotations
 
@@ -65,11 +66,17 @@ class _Claims(Struct, frozen=True):
 
 
 class Operators:
-    """Recognizes operators. An empty token is none."""
+    """Recognizes operators. An empty token is none. `ended` says by the id of a session whether it was signed out."""
 
-    def __init__(self, tokens: Sequence[AdminToken], now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[AdminToken],
+        now: Callable[[], float] = time.time,
+        ended: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._tokens = tuple((_digest(token.text), token) for token in tokens if token.text.strip())
         self._now = now
+        self._ended = ended
 
     @property
     def any(self) -> bool:
@@ -91,14 +98,16 @@ class Operators:
         return (payload + b"." + _sign(token, b"cookie", payload)).decode()
 
     def session(self, cookie: str) -> Session | None:
-        """The session of a cookie, unless it was forged, has expired, or its token is not in the config any more."""
+        """The session of a cookie, unless it was forged, has expired, was signed out, or its token is not in the config
+        any more. Raises HW_6031 before it is known who signed out."""
         if len(cookie) > _LONGEST_COOKIE or not cookie.isascii():
             return None
         payload, _, signature = cookie.encode().partition(b".")
         for _, token in self._tokens:
             if hmac.compare_digest(signature, _sign(token, b"cookie", payload)):
                 claims = msgspec.json.decode(urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)), type=_Claims)
-                if claims.role is token.role and self._now() < claims.expires:
+                valid = claims.role is token.role and self._now() < claims.expires
+                if valid and not self._ended(session_id(cookie)):
                     csrf = _sign(token, b"csrf", payload).decode()
                     return Session(claims.role, claims.name, claims.expires, csrf)
         return None
@@ -111,19 +120,25 @@ class Operators:
             if token is not None:
                 return Operator(token.name, token.role)
         else:
-            session = self.of_cookie(headers)
+            cookie = cookie_of(headers)
+            session = self.session(cookie)
             if session is not None:
                 require_own_page(headers)
                 if scope["method"] not in READING:
                     _require_csrf(headers, session)
-                return Operator(session.name, session.role, session.expires)
+                return Operator(session.name, session.role, session.expires, lambda: self.session(cookie) is None)
         fix = "send one of api.tokens as: Authorization: Token …"
         raise ApiError("Authorization failed", fix=fix, code=REFUSED)  # not which: missing or wrong
 
-    def of_cookie(self, headers: Headers) -> Session | None:
-        """The session of a request, whatever page sent it."""
-        cookie = cookie_parser("; ".join(headers.getlist("cookie"))).get(COOKIE, "")
-        return self.session(cookie) if cookie else None
+
+def cookie_of(headers: Headers) -> str:
+    """The cookie of a request, whatever page sent it; empty without one."""
+    return cookie_parser("; ".join(headers.getlist("cookie"))).get(COOKIE, "")
+
+
+def session_id(cookie: str) -> str:
+    """The id by which a session is signed out. It signs nobody in."""
+    return hashlib.sha256(cookie.encode()).hexdigest()
 
 
 def require_own_page(headers: Headers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -27,8 +28,10 @@ class AdminToken:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who sent a request. `until` is when the session ends, in seconds since 1970; a token ends with the config."""
+    """Who sent a request. `until` is when the session ends, in seconds since 1970; a token ends with the config.
+    `ended` says whether the session has ended meanwhile, maybe before."""
 
     name: str
     role: Role
     until: float | None = None
+    ended: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)

@@ -22,7 +22,7 @@ from headwater.api.auth.verify import token_of
 from headwater.api.http.server import BoundedServer, bind
 from headwater.api.limits import HttpLimits, address_of
 from headwater.api.refusals import Refusals
-from headwater.api.studio.tokens import Operator, Role
+from headwater.api.studio.tokens import Role
 from headwater.cli.mcp.client import AdminApiError, AdminClient, said
 from headwater.cli.mcp.server import Asker, AssistantServer, Context
 from headwater.cli.watching import set_up_logging
@@ -37,8 +37,12 @@ _ASKER = "headwater.asker"
 log = logging.getLogger(__name__)
 
 
+class _Operator(Struct, frozen=True):
+    role: Role
+
+
 class _Answer(Struct, frozen=True):
-    data: Operator
+    data: _Operator
 
 
 class Door:

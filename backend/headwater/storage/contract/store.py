@@ -181,13 +181,14 @@ class Request:
 
 
 class RevokedKind(Enum):
-    """What is taken back: tokens of a user, of a session or one alone, by what their claims say; or nothing but the
-    streams that are open."""
+    """What is taken back: tokens of a user, of a session or one alone, by what their claims say; nothing but the
+    streams that are open; or a session of the studio."""
 
     USER = "sub"
     SESSION = "session"
     TOKEN = "jti"  # noqa: S105 - the name of a claim
     STREAMS = "streams"
+    STUDIO = "studio"
 
 
 @dataclass(frozen=True, slots=True)

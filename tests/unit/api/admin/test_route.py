@@ -22,6 +22,7 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
 from headwater.api.limits import HttpLimits
+from headwater.api.studio.sessions import Operators
 from headwater.api.studio.tokens import AdminToken
 from tests.support.fix_admin import NOWHERE, OPERATOR, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
@@ -109,7 +110,9 @@ def test_admin_routes_with_odd_tokens(tokens: tuple[str, ...], header: str | Non
         raise AssertionError
 
     app = create_app(ApiSettings(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE})), MemoryStore(), PlayedHead())
-    app.router.routes.insert(0, AdminRoutes([AdminToken(each) for each in tokens], [Route("/secret", inside)]))
+    app.router.routes.insert(
+        0, AdminRoutes(Operators([AdminToken(each) for each in tokens]), [Route("/secret", inside)])
+    )
     headers = {} if header is None else {"authorization": header}
 
     async def ask() -> int:

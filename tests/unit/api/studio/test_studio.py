@@ -349,3 +349,45 @@ def test_studio_is_at_the_port_of_operators(ruled: RuledStore, built: Path) -> N
     with running_admin(settings, own_port=True) as admin, plain_http(admin.public_port) as public:
         assert [http.get("/studio/").status_code for http in (admin.http, public)] == [200, 404]
         assert public.post("/studio/session", json={"token": TOKEN}).status_code == 404
+
+
+def test_copied_cookie_ends_with_the_session(admin: AdminEndpoint, page: httpx.Client, ruled: RuledStore) -> None:
+    """Here, in another process of the endpoint that follows the same store, in open events, and after a restart."""
+    settings = AdminSettings((OPERATOR, VIEWER), ruled.store.address, (NOWHERE,))
+    sign_in(page, name="Ada")
+    copied = dict(page.cookies)
+    with running_admin(settings) as other, plain_http(other.port) as beside, plain_http(admin.port) as thief:
+        for http in (beside, thief):
+            http.cookies.update(copied)
+            assert http.get("/studio/session").status_code == 200
+        with plain_http(admin.port) as second:
+            sign_in(second, name="Ada")
+            with beside.stream("GET", "/api/headwater/v1/progress") as events:
+                assert page.delete("/studio/session").status_code == 204
+                assert code(thief.get("/api/admin/v1/status")) == (401, "PSYNC_S2101")
+                assert "data: " in "\n".join(events.iter_lines()), "and the lines have an end"
+            assert code(beside.get("/api/admin/v1/status")) == (401, "PSYNC_S2101")
+            assert second.get("/studio/session").status_code == 200, "another session goes on"
+    with running_admin(settings) as again, plain_http(again.port) as http:
+        http.cookies.update(copied)
+        assert code(http.get("/studio/session")) == (401, "PSYNC_S2101")
+    listed = admin.get("/api/headwater/v1/revocations")["revocations"]
+    assert [each["kind"] for each in listed] == ["studio"]
+    assert not any(part and part in str(listed) for part in copied["headwater_studio"].split("."))
+
+
+def test_other_page_signs_nobody_out(page: httpx.Client) -> None:
+    sign_in(page)
+    assert code(page.delete("/studio/session", headers={"origin": "http://evil.example"})) == (403, "HW_6207")
+    assert page.get("/studio/session").status_code == 200
+
+
+@pytest.mark.parametrize("now", [(), (VIEWER,), (AdminToken(TOKEN, Role.VIEW),), (AdminToken(f"{TOKEN}, renewed"),)])
+def test_changed_config_ends_sessions(page: httpx.Client, ruled: RuledStore, now: tuple[AdminToken, ...]) -> None:
+    sign_in(page)
+    with (
+        running_admin(AdminSettings(now, ruled.store.address, (NOWHERE,))) as changed,
+        plain_http(changed.port) as http,
+    ):
+        http.cookies.update(page.cookies)
+        assert code(http.get("/api/admin/v1/status")) == (401, "PSYNC_S2101")
