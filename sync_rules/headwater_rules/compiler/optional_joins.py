@@ -74,6 +74,10 @@ def _with_row(context: Context, atom: Atom, number: int, optional: Mapping[int, 
         message = f"this condition may hold where the left join finds no row of `{_name(context, number)}`"
         raise unsupported(message, atom.node, "leave arrays of the joined row out of it")
     joins = context.joins
+    for draft in joins.of_row(atom.frag, number):
+        if not any(_without_row(outer) == (None,) for outer, _ in draft.keys):
+            message = f"this condition may find other rows where the left join finds none of `{_name(context, number)}`"
+            raise unsupported(message, atom.node, "write NOT EXISTS, comparing a column of the joined row by `=`")
     row = optional_row(joins, number, optional[number], atom.node)
     if not joins.by_id(row) and not joins.is_absence(row, atom.frag):
         context.report.add(one_of_several(context.table_at(number), atom.node))

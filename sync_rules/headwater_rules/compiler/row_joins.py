@@ -99,6 +99,12 @@ class RowJoins:
         )
         return replace(frag, parts=tuple(parts))
 
+    def of_row(self, frag: Frag, owner: int) -> list[JoinDraft]:
+        """The joins of a table's rows that a value is of."""
+        columns = {part.column for part in frag.parts if isinstance(part, Ref) and part.table == owner}
+        found = sorted(int(each.removeprefix(_DRAFT).partition(":")[0]) for each in columns if each.startswith(_DRAFT))
+        return [self.drafts[number] for number in found]
+
     def owners(self, frag: Frag) -> frozenset[int]:
         """The tables that a value is of."""
         return dependencies(frag, self.owner)
@@ -135,6 +141,8 @@ class RowJoins:
                 raise unsupported("this compares with the request within another NOT EXISTS", atom.node, _SAME_FOR_ALL)
             if any(map(self._is_array, atom.frag.sources)):
                 raise unsupported("an element of an array can't be compared here", atom.node, "compare columns")
+            if atom.tables - {table}:
+                raise unsupported("a subquery here reads another table", atom.node, "read one table in it")
             if REQUEST in owners:
                 message = "this condition compares with the request, so other users have other rows here"
                 raise unsupported(message, atom.node, f"{_SAME_FOR_ALL}, such as archived or blocked ones")

@@ -59,7 +59,8 @@ _BUDGET = 20
 evaluated. Bounded because a client controls how many such subscriptions there are."""
 
 _COMPARED = 20
-"""How many rows a step may compare with the request, as a multiple of those that it may find."""
+"""How many rows a step may compare with the request, as a multiple of those that it may find. After as many steps'
+worth of rows as _BUDGET no more subscriptions are evaluated: each compares the same rows again, also if none passes."""
 
 _STEPS = 200
 """After this many steps from subscriptions to buckets, as a multiple of the limit, no more are evaluated. Bounded
@@ -197,18 +198,22 @@ class _Resolver:
         self._spare = _COUNTED * limits.buckets
         self._budget = _BUDGET * max(limits.buckets, limits.results)
         self._steps = _STEPS * max(limits.buckets, limits.results)
+        self._compares = _BUDGET * _COMPARED * limits.results
         self._common_states: dict[tuple[int, int], Sequence[State]] = {}
         self._max_results = limits.results
 
     def answer(self, entry: _Entry) -> _Answer:
         """The buckets of an entry, if they fit in besides those of earlier entries."""
         answer = _Answer(entry)
-        if self._budget <= 0 or self._steps <= 0:
+        if min(self._budget, self._steps, self._compares) <= 0:
             others = "too many subscriptions exceed the limit"
             if self._budget > 0:
                 others = "other subscriptions lead to too many buckets"
+            setting = Setting.BUCKETS
+            if self._compares <= 0:
+                others, setting = "other subscriptions compare too many rows", Setting.RESULTS
             reason = f"stream {entry.stream.name} was not evaluated, because {others} already"
-            return self._omitted(answer, Setting.BUCKETS, reason)
+            return self._omitted(answer, setting, reason)
         self._max_results = self._limits.most(Setting.RESULTS, entry.subscription)
         try:
             counted = self._collect(answer)
@@ -294,6 +299,7 @@ class _Resolver:
                 row = (*state, each)
                 if filters:
                     compared += 1
+                    self._compares -= 1
                     if compared > _COMPARED * self._max_results:
                         raise TooManyResultsError(_COMPARED * self._max_results, "lookup rows to be compared")
                     values = {name: of_literal(str(row[output.stage][output.output])) for name, output in read}

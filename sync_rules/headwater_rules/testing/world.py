@@ -176,9 +176,11 @@ class World:
         while changed:
             changed = False
             for number, row in list(self._rows.items()):
-                if any(list(self._lookups.get(key, ())) != list(found) for key, found in row.joined.items()):
+                if any(set(self._lookups.get(key, ())) != set(found) for key, found in row.joined.items()):
+                    # evaluated while it is there: it may be joined to itself
+                    evaluated = self._evaluated(_table_of(row), row.columns, row.row_id)
                     self._take(number)
-                    self._put(number, self._evaluated(_table_of(row), row.columns, row.row_id))
+                    self._put(number, evaluated)
                     changed = True
 
     def _put(self, number: int, row: SourceRow) -> None:

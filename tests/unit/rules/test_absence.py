@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater_rules.describe.explain import explain
+from headwater_rules.testing.rules_test import RulesTest
 from tests.unit.rules.rules_store import errors_of, plan_of
 
 OWN = "owner = auth.user_id()"
@@ -66,6 +67,8 @@ def test_column_stands_for_the_request(name: str) -> None:
     assert by_request.joins
 
 
+ROOMS = "SELECT room FROM p"
+OTHER_TABLE = "a subquery here reads another table"
 DIFFER = "other users have other rows here"
 REFUSED = {
     f"SELECT * FROM t WHERE id NOT IN ({HIDDEN})": DIFFER,
@@ -82,6 +85,14 @@ REFUSED = {
     f"SELECT * FROM t WHERE {OWN} AND NOT EXISTS (SELECT 1 FROM a WHERE a.t = t.id AND a.id NOT IN ({HIDDEN}))": (
         "within another NOT EXISTS"
     ),
+    f"SELECT * FROM t WHERE {OWN} AND NOT EXISTS (SELECT 1 FROM h WHERE h.room IN ({ROOMS}))": OTHER_TABLE,
+    f"SELECT * FROM t WHERE {OWN} AND NOT EXISTS (SELECT 1 FROM h WHERE h.t = t.id AND EXISTS ({ROOMS}))": OTHER_TABLE,
+    f"SELECT * FROM t WHERE {OWN} AND id NOT IN (SELECT t FROM h WHERE u = auth.user_id() AND EXISTS ({ROOMS}))": (
+        OTHER_TABLE
+    ),
+    f"SELECT t.* FROM t LEFT JOIN m ON m.id = t.m WHERE t.{OWN} AND m.n NOT IN (SELECT n FROM h)": (
+        "may find other rows where the left join finds none"
+    ),
 }  # fmt: skip
 
 
@@ -96,3 +107,25 @@ def test_absence_is_explained_as_such() -> None:
     assert way.rows[0].filters == ("NOT EXISTS(SELECT 1 FROM hidden WHERE hidden.u = t.owner)",)
     (way,) = explain(plan_of("SELECT t.* FROM t JOIN l ON l.id = t.l WHERE l.n > t.n")).streams[0].ways
     assert all(not each.startswith("NOT") for each in way.rows[0].filters)
+
+
+def test_row_that_an_absence_finds_itself_is_evaluated() -> None:
+    rules = RulesTest(plan_of(f"SELECT * FROM t WHERE {OWN} AND room NOT IN (SELECT room FROM t WHERE hides)"))
+    rules.insert("t", id="1", room="a", owner="kim", hides=0)
+    rules.insert("t", id="2", room="b", owner="kim", hides=1)
+    rules.insert("t", id="3", room="b", owner="kim", hides=1)
+    rules.client("kim").assert_synced("t", ["1"])
+    rules.update("t", {"room": "b"}, hides=0)
+    rules.client("kim").assert_synced("t", ["1", "2", "3"])
+
+
+def test_left_join_finds_no_row_that_is_absent() -> None:
+    query = (
+        f"SELECT t.* FROM t LEFT JOIN m ON m.id = t.m WHERE t.{OWN} AND NOT EXISTS (SELECT 1 FROM h WHERE h.n = m.n)"
+    )
+    rules = RulesTest(plan_of(query))
+    rules.insert("t", {"id": "1", "owner": "kim", "m": None}, {"id": "2", "owner": "kim", "m": "a"})
+    rules.insert("m", id="a", n=1)
+    rules.client("kim").assert_synced("t", ["1", "2"])
+    rules.insert("h", id="x", n=1)
+    rules.client("kim").assert_synced("t", ["1"])

@@ -165,3 +165,12 @@ def test_rows_that_are_compared_are_bounded(rows: int, told: str) -> None:
     found = RuleStore(plan, {"t": [{"id": "1", "p": "3"}], "p": levels}).resolve({"sub": "kim", "level": 5})
     assert told in str(found.streams[0].errors)
     assert bool(found.buckets) is not bool(told)
+
+
+def test_comparisons_of_many_subscriptions_are_bounded() -> None:
+    plan = plan_of(f"SELECT * FROM t WHERE p IN (SELECT id FROM p WHERE level < {DAY})")
+    store = RuleStore(plan, {"t": [{"id": "1", "p": "3"}], "p": [{"id": str(n), "level": n} for n in range(1_000)]})
+    many = [StreamSubscription("s", {"day": -number}) for number in range(1_000)]
+    found = store.resolve({"sub": "kim"}, *many)
+    assert len(found.left_out) == 601  # each, and the implicit one, compares 1,000 rows, of which none passes
+    assert "other subscriptions compare too many rows" in found.left_out[0].message
