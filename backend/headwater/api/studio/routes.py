@@ -39,7 +39,8 @@ from headwater.telemetry.log_facts import log_extra
 PATH: Final = "/studio"
 
 MOST_FAILED, MOST_FAILED_IN_ALL = 10, 200
-"""How many sign-ins of an address, and of all, may fail within FAILED_SECONDS. The next ones are refused unseen."""
+"""How many sign-ins of an address may fail within FAILED_SECONDS. The next ones are refused unseen. After so many of
+all addresses, one of each may: strangers keep nobody out who has the right token."""
 FAILED_SECONDS = 60.0
 
 _MOST_BODY = 16 * 1024
@@ -69,7 +70,8 @@ class FailedSignIns:
 
     def check(self, address: str) -> None:
         """Raise TooManySignInsError when there were too many."""
-        if self._failed.get(address, 0) >= MOST_FAILED or sum(self._failed.values()) >= MOST_FAILED_IN_ALL:
+        most = MOST_FAILED if sum(self._failed.values()) < MOST_FAILED_IN_ALL else 1
+        if self._failed.get(address, 0) >= most:
             raise TooManySignInsError("too many sign-ins failed", fix="wait a minute")
 
     def note(self, address: str) -> None:
@@ -109,10 +111,13 @@ class SessionRoute:
         self._failed.check(address)
         require_json(request)
         given = _sign_in_request(await read_body(request, _MOST_BODY))
+        self._failed.check(address)  # of requests that were sent at once, too
         token = self._operators.find(given.token)
         if token is None:
             self._failed.note(address)
             raise _refused()
+        if not token.name and self._operators.has_name(given.name):
+            raise _invalid("the name is that of another token", "call yourself otherwise, or sign in with that token")
         cookie = self._operators.sign_in(token, given.name)
         session = self._operators.session(cookie)
         assert session is not None

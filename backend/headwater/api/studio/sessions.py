@@ -91,6 +91,10 @@ class Operators:
                 found = token
         return found if given else None
 
+    def has_name(self, name: str) -> bool:
+        """Whether the config gives this name to a token, upper case or lower."""
+        return name.strip().casefold() in {token.name.casefold() for _, token in self._tokens if token.name}
+
     def sign_in(self, token: AdminToken, name: str = "") -> str:
         """The cookie of a new session. The token's own name comes before the one that the operator gives."""
         claims = _Claims(token.role, token.name or name, self._now() + SESSION_SECONDS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,46 @@ def test_sign_ins_are_limited(page: httpx.Client, monkeypatch: pytest.MonkeyPatc
     refused = page.post("/studio/session", json={"token": TOKEN})
     assert code(refused) == (429, "HW_6208")
     assert refused.headers["retry-after"] == "60"
+
+
+def test_sign_ins_that_are_sent_at_once_are_limited(
+    admin: AdminEndpoint, page: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studio, "MOST_FAILED", 3)
+    body = b'{"token": "wrong"}'
+    head = f"POST /studio/session HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    with ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", admin.port), timeout=60)) for _ in range(12)
+        ]
+        for stranger in strangers:
+            stranger.sendall(head.encode())
+        page.get("/studio/session")  # so that all these have begun
+        for stranger in strangers:
+            stranger.sendall(body)
+        told = [stranger.recv(100)[9:12] for stranger in strangers]
+    assert sorted(told) == [b"401"] * 3 + [b"429"] * 9
+
+
+def test_strangers_keep_no_operator_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studio, "MOST_FAILED_IN_ALL", 5)
+    failed = studio.FailedSignIns()
+    for number in range(5):
+        failed.check(f"stranger {number}")
+        failed.note(f"stranger {number}")
+    failed.check("operator")
+    failed.note("operator")
+    for address in ("operator", "stranger 0"):
+        with pytest.raises(studio.TooManySignInsError):
+            failed.check(address)
+
+
+def test_nobody_takes_the_name_of_another_token(page: httpx.Client) -> None:
+    for name in ("Vera", " vERA "):
+        response = page.post("/studio/session", json={"token": TOKEN, "name": name})
+        assert code(response) == (400, "HW_6201")
+    assert not page.cookies
+    assert sign_in(page, VIEWER.text, name="Vera")["name"] == "Vera"
 
 
 def test_sign_ins_that_work_are_not_limited(page: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
