@@ -223,7 +223,7 @@ CODES = {
     "HW_8006": Code(_RETRY, "`headwater mcp` gets no answer from the admin API, or one of something else.", "Check `--url` and the token."),
     "HW_8007": Code(_STOP, "The command serves assistants, but the package `mcp` is not installed.", "`pip install 'headwater[mcp]'`."),
     "HW_8015": Code(_REJECT, "The demo has no such user.", "Choose one of those listed.", 404),
-    "HW_8016": Code(_REJECT, "A request to the demo has an invalid parameter.", "Correct it."),
+    "HW_8016": Code(_REJECT, "A request to the demo is invalid, or of a web page from elsewhere.", "See the message."),
     "HW_8101": Code(_STOP, "The store does not exist yet.", "Start the service once, or correct `storage`."),
     "HW_8102": Code(_STOP, "The store has no such version of the sync config.", "See `headwater rules versions`."),
     "HW_8103": Code(_STOP, "A deployed version will not be served.", "See the message."),

@@ -91,6 +91,44 @@ def test_no_token_for_stranger(client: httpx.Client, user: str) -> None:
     assert response.json()["error"]["description"] == "there is no such user"
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1.evil.example"},
+        {"origin": "http://localhost.evil.example:8080"},
+        {"origin": "http://[::1"},
+        {"host": "evil.example:8080"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "evil.example", "origin": "http://evil.example"},
+    ],
+    ids=str,
+)
+def test_pages_from_elsewhere_get_no_token(client: httpx.Client, headers: dict[str, str]) -> None:
+    user = client.get("/demo/users").json()[1]["id"]
+    for path in ("/demo/users", f"/demo/token?user={user}"):
+        response = client.get(path, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "HW_8016"), response.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://localhost:5173"},
+        {"origin": "capacitor://localhost"},
+        {"host": "192.168.1.5:8080", "origin": "http://192.168.1.5:5173"},
+        {"host": "[::1]:8080"},
+        {"host": "laptop.local:8080"},
+        {"host": "host.docker.internal"},
+    ],
+    ids=str,
+)
+def test_apps_of_the_developer_get_a_token(client: httpx.Client, headers: dict[str, str]) -> None:
+    user = client.get("/demo/users", headers=headers).json()[1]["id"]
+    assert client.get("/demo/token", params={"user": user}, headers=headers).json()["token"]
+
+
 @pytest.mark.parametrize("path", ["/", "/demo"])
 def test_page_is_found(client: httpx.Client, path: str) -> None:
     response = client.get(path, follow_redirects=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import anyio
 import orjson
 from psycopg import sql
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -22,6 +24,7 @@ from headwater.api.admin.rules import ClientRequest, ExplainHandler, ExplainRowR
 from headwater.api.auth.keys import Key, sign
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
+from headwater.api.limits import address_of
 from headwater.api.studio.routes import set_session
 from headwater.api.studio.sessions import Operators
 from headwater.api.studio.tokens import AdminToken
@@ -54,13 +57,15 @@ class Demo:
     order: tuple[str, ...] = ("created_at", "id")
     tables: Mapping[str, Mapping[str, str]] | None = None
 
-    async def users(self, _: Request) -> Response:
+    async def users(self, request: Request) -> Response:
         """The first users, by what tokens call them. The page uses the first two."""
+        require_near(request.headers)
         rows = await anyio.to_thread.run_sync(self._users)
         return JSONResponse([{"id": user_id, "name": name} for user_id, name in rows])
 
     async def token(self, request: Request) -> Response:
         """A token for any user, without authentication: this runs on the developer's own machine."""
+        require_near(request.headers)
         user = request.query_params.get("user", "")
         if not user or "\0" in user or not await anyio.to_thread.run_sync(self._exists, user):
             raise ApiError("there is no such user", fix="use an id from /demo/users", code="HW_8015")
@@ -68,8 +73,9 @@ class Demo:
         token = sign({"sub": user, "aud": self.audience, "iat": now, "exp": now + TOKEN_SECONDS}, self.key)
         return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
 
-    async def shown(self, _: Request) -> Response:
+    async def shown(self, request: Request) -> Response:
         """The tables of devices, with the types of their columns."""
+        require_near(request.headers)
         return JSONResponse({name: dict(columns) for name, columns in (self.tables or {}).items()})
 
     def _users(self) -> list[tuple[str, str]]:
@@ -86,6 +92,31 @@ class Demo:
         )
         with connect(self.source, application_name="headwater dev") as conn:
             return conn.execute(query, [user]).fetchone() is not None
+
+
+def require_near(headers: Headers) -> None:
+    """Raise HW_8016 for a request of a web page from elsewhere. Browsers let every page ask a server on their machine,
+    and here nobody needs a token. Pages of this machine, and of the host by which we are called, may ask. A page whose
+    name was made to lead here calls us by that name, which is none of a machine nearby."""
+    host, origin = _host(f"//{headers.get('host', '')}"), headers.get("origin")
+    if not _is_near(host) or (origin is not None and _host(origin) not in {host, "localhost", "127.0.0.1", "::1"}):
+        fix = "open the demo by the address that the command printed, or ask from your own server"
+        raise ApiError(
+            "a web page from elsewhere asks, or one by another name of this machine", fix=fix, code="HW_8016"
+        )
+
+
+def _host(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_near(host: str) -> bool:
+    """Whether a host is an IP address, or has a name that nobody can register."""
+    name = host.rstrip(".")
+    return address_of(host) is not None or "." not in name or name.endswith((".localhost", ".local", ".internal"))
 
 
 class DemoPage(StaticFiles):
@@ -142,7 +173,7 @@ class StudioDoor:
         if not self.link.use(request.query_params.get("key", "")):
             fix = "start `headwater dev` again, or sign in with the token in its headwater.yaml"
             raise ApiError("the link to the studio was used already, or is wrong", fix=fix, code="HW_8016")
-        response = RedirectResponse("../studio/", 303)
+        response = RedirectResponse("../studio/", 303, {"cache-control": "no-store", "referrer-policy": "no-referrer"})
         set_session(request, response, Operators(self.tokens).sign_in(self.tokens[0]))
         return response
 
