@@ -74,6 +74,20 @@ def test_discarded(uploads: Uploads, admin: AdminEndpoint) -> None:
     assert admin.refusal("GET", f"{OURS}/letter", 404, params={"id": "1"})["code"] == "HW_6202"
 
 
+def test_changes_are_noted_with_their_outcomes(uploads: Uploads, admin: AdminEndpoint) -> None:
+    for act in ("retry", "discard"):
+        admin.post(f"{OURS}/letters/{act}", ids=["1", "2"])
+    assert admin.get(f"{OURS}/changes")["changes"] == [], "there was nothing to do"
+    uploads.device().parked(put("notes", "1", owner="ann", title=""))
+    for act in ("retry", "discard"):
+        admin.post(f"{OURS}/letters/{act}", ids=["1", "99"])
+    told = [(each["what"], each["detail"]) for each in admin.get(f"{OURS}/changes")["changes"]]
+    assert told == [
+        ("letters/discard", {"ids": "2 values", "discarded": 1, "gone": 1}),
+        ("letters/retry", {"ids": "2 values", "refused": 1, "gone": 1}),
+    ]
+
+
 def test_hostile_contents_come_as_they_are(uploads: Uploads, admin: AdminEndpoint) -> None:
     device = uploads.device(HOSTILE)
     large = 10**30

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -93,10 +94,19 @@ class LetterOutcome(Struct, frozen=True):
     message: str | None = None
 
 
+_CHANGED = {"applied", "discarded", "refused"}
+
+
 class LetterOutcomesResponse(Struct, frozen=True):
     """What became of each letter, in the order of the request."""
 
     results: tuple[LetterOutcome, ...]
+
+    def changed(self) -> Mapping[str, object] | None:
+        """How many had which outcome, for the list of changes. A letter that was refused again is changed: it was tried
+        once more."""
+        outcomes = Counter(each.outcome for each in self.results)
+        return outcomes if outcomes.keys() & _CHANGED else None
 
 
 class LettersHandler:
