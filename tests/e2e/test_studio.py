@@ -92,10 +92,18 @@ def test_user_and_row_are_explained(browser: Browser, service: Service) -> None:
     browser.press("Enter")
     browser.wait_for(part("row-answer", "[data-included=false]"))
     assert 'bucket notes["u2"]' in browser.texts(part("row-because"))[0]
+    assert browser.attributes(part("row-answer", " li a"), "href") == ["#/rules?stream=notes"]
     browser.press("Backspace")
     browser.press("1")
     browser.press("Enter")
     browser.wait_for(part("row-answer", "[data-included=true]"))
+    browser.press("Backspace")
+    browser.press("3")
+    browser.press("Enter")
+    browser.wait_for(part("row-answer", "[data-included=false]"))
+    browser.click(part("row-answer", " li a"))
+    browser.wait_for(".cm-activeLine", "notes:")
+    browser.wait_for(part("compare", ":enabled"))  # for the same user
 
 
 def test_editor_ends_a_stream(browser: Browser, service: Service, device_factory: DeviceFactory) -> None:
@@ -145,13 +153,16 @@ def test_wrong_rule_is_mended_deployed_and_rolled_back(
     browser.press("Backspace")
     browser.keys("u2")
     browser.press("Enter")
-    browser.wait_for(part("comparison", " h3"), "u2")
+    browser.wait_for(part("comparison", " h3"), "What u2 gets")
     assert browser.texts(part("compared", " tbody td"))[:6] == ["notes", "1", "1", "0", "0", "0"]
 
     browser.click(part("deploy"))
     browser.wait_for(part("difference"))
     browser.wait_for(part("cost", " dd"))
     assert "1 connected device" in browser.texts(part("cost"))[0]
+    browser.click(part("ask-balances"))
+    browser.wait_for(part("balances", " td:first-child"), "u1")
+    assert browser.texts(part("balances", " td")) == ["u1", "1", "none", "0"]
     browser.type(part("deploy-note"), "salt for all")
     browser.click(part("deploy-now"))
     device.wait_for("select id from notes order by id", [{"id": "n1"}, {"id": "n2"}, {"id": "n3"}])
@@ -275,7 +286,7 @@ streams:
     browser.wait_for(part("tables", " td:first-child"), HOSTILE)
     browser.click("nav a[href='#/users']")
     browser.wait_for(part("devices", " tbody button.link"), HOSTILE)
-    browser.type(part("client-user"), HOSTILE)
+    browser.click(part("client-user"))  # which still has it
     browser.press("Enter")
     browser.wait_for(part("user-summary", " b"), "1 row")
     browser.type(part("row-table"), HOSTILE)

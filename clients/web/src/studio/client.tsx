@@ -44,6 +44,14 @@ export interface Device {
   checkpoint: number;
 }
 
+let chosen = NOBODY;
+
+/** The client as it is typed, which all pages of the studio go on with: who looks at a user then changes the rules. */
+export function useClient(): [Typed, (typed: Typed) => void] {
+  const [typed, setTyped] = useState(chosen);
+  return [typed, (next) => setTyped((chosen = next))];
+}
+
 /** Some of the connected devices: `found` have what was looked for, of `total`. */
 export interface Devices {
   clients: Device[];

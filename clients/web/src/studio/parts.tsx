@@ -102,10 +102,10 @@ export function Pager(props: { first: number; shown: number; of?: number; back?:
 }
 
 /** The ways through a list that begins at `first`, for Pager. */
-export function ways(first: number, more: boolean, go: (first: number) => void): { back?: () => void; on?: () => void } {
+export function ways(first: number, more: boolean, go: (first: number) => void, page = PAGE): { back?: () => void; on?: () => void } {
   return {
-    ...(first > 0 ? { back: () => go(Math.max(0, first - PAGE)) } : {}),
-    ...(more ? { on: () => go(first + PAGE) } : {})
+    ...(first > 0 ? { back: () => go(Math.max(0, first - page)) } : {}),
+    ...(more ? { on: () => go(first + page) } : {})
   };
 }
 
@@ -314,7 +314,7 @@ export function Confirmed(props: {
           <Failure error={action.error} />
           <div class="actions">
             <button type="button" class="primary" disabled={action.busy} data-testid="confirm-yes" onClick={() => void go()}>
-              {props.label}
+              {props.label.replace('…', '')}
             </button>
             <button type="button" onClick={() => setOpen(false)}>
               Keep it as it is

@@ -22,6 +22,10 @@ export function span(seconds: number): string {
   return `${Math.round(seconds / 86_400)} days`;
 }
 
+/** A remark of the service as a sentence of its own. */
+export const sentence = (text: string): string =>
+  text && `${text[0]!.toUpperCase()}${text.slice(1)}${/[.!?:]$/.test(text) ? '' : '.'}`;
+
 const pad = (value: number): string => String(value).padStart(2, '0');
 
 /** A time on this machine's clock: `11:04:31` today, `2026-11-03 11:04` on another day. */

@@ -94,7 +94,7 @@ export function Cases(props: { client: Client | undefined; text: string; valid: 
               <span class="soft">{each.client.user}</span>
               {mayEdit && (
                 <Confirmed
-                  label="Forget"
+                  label="Forget…"
                   title={`Forget ${each.name}`}
                   question="The case is deleted for everybody."
                   act={async () => {

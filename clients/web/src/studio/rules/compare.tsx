@@ -2,10 +2,10 @@
 
 import { useMemo, useState } from 'preact/hooks';
 import { post } from '../api';
-import { type Client, ClientFields, NOBODY, parse, type Typed } from '../client';
+import { type Client, ClientFields, parse, useClient } from '../client';
 import { useAction, usePage } from '../hooks';
-import { Failure, Mark, PAGE, Pager, Section, Table, Waiting, ways } from '../parts';
-import { count, value as shown } from '../words';
+import { Failure, Mark, Pager, Section, Table, Waiting, ways } from '../parts';
+import { count, sentence, value as shown } from '../words';
 import { Cases } from './cases';
 
 interface TableChange {
@@ -16,6 +16,8 @@ interface TableChange {
   lost: number;
   changed: number;
 }
+
+const ROWS = 10; // on a page: they are tall
 
 type Change = 'gained' | 'lost' | 'changed';
 type Row = Record<string, unknown> | null;
@@ -51,7 +53,7 @@ function Cells({ now, then }: { now: Row; then: Row }) {
 function Rows({ text, client, table, change }: { text: string; client: Client; table: string; change: Change }) {
   const [offset, setOffset] = useState(0);
   const { value, error, loading } = usePage(`rows ${table} ${change} ${JSON.stringify(client)} ${text}`, offset, (signal) =>
-    post<Compared>('compare', { content: text, client, table, change, offset, limit: PAGE }, signal)
+    post<Compared>('compare', { content: text, client, table, change, offset, limit: ROWS }, signal)
   );
   return (
     <div data-testid="compared-rows">
@@ -69,7 +71,7 @@ function Rows({ text, client, table, change }: { text: string; client: Client; t
           ]}
         />
       )}
-      {value && <Pager first={value.place} shown={value.rows?.length ?? 0} {...ways(value.place, value.more, setOffset)} />}
+      {value && <Pager first={value.place} shown={value.rows?.length ?? 0} {...ways(value.place, value.more, setOffset, ROWS)} />}
     </div>
   );
 }
@@ -121,7 +123,7 @@ function Difference({ value, text, client }: { value: Compared; text: string; cl
           <Mark tone="busy">{each}</Mark>
         </p>
       ))}
-      {value.note && <p class="soft">{value.note}</p>}
+      {value.note && <p class="soft">{sentence(value.note)}</p>}
       {value.plan.length > 0 && (
         <details>
           <summary>The plan in words</summary>
@@ -137,7 +139,7 @@ function Difference({ value, text, client }: { value: Compared; text: string; cl
 }
 
 export function Comparison({ text, valid }: { text: string; valid: boolean }) {
-  const [typed, setTyped] = useState<Typed>(NOBODY);
+  const [typed, setTyped] = useClient();
   const [found, setFound] = useState<{ value: Compared; text: string; client: Client }>();
   const { client } = useMemo(() => parse(typed), [typed]);
   const action = useAction(async (client: Client) => {
@@ -159,6 +161,7 @@ export function Comparison({ text, valid }: { text: string; valid: boolean }) {
           </button>
           {action.busy && <span role="status" class="soft">Reading both</span>}
           {!valid && <span class="hint">once the text has no errors</span>}
+          {valid && !typed.user && <span class="hint">Name a user to see which rows the text gives him or takes from him.</span>}
         </div>
       </form>
       <Cases client={client} text={text} valid={valid} choose={setTyped} />
@@ -166,7 +169,7 @@ export function Comparison({ text, valid }: { text: string; valid: boolean }) {
       {found && (
         <>
           <h3>
-            {found.client.user}
+            What {found.client.user} gets
             {found.text !== text && <span class="soft">by the text before your last change</span>}
           </h3>
           <Difference key={JSON.stringify(found.client)} {...found} />

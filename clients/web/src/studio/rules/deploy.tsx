@@ -2,9 +2,10 @@
 
 import { useState } from 'preact/hooks';
 import { get, post } from '../api';
-import { useAction, useAnswer } from '../hooks';
+import type { Devices } from '../client';
+import { type Answer, useAction, useAnswer } from '../hooks';
 import { Dialog, Failure, Field, Mark, Table, Waiting } from '../parts';
-import { count, counted, size, span } from '../words';
+import { count, counted, sentence, size, span } from '../words';
 import { type Case, type CaseResult, Results } from './cases';
 import { Difference } from './editor';
 import type { Finding } from './findings';
@@ -32,8 +33,7 @@ interface CostAnswer {
 const some = (number: number | null, words: (number: number) => string = count): string =>
   number === null ? 'not known' : words(number);
 
-function Cost({ text }: { text: string }) {
-  const { value, error } = useAnswer('cost', (signal) => post<CostAnswer>('cost', { content: text }, signal));
+function Cost({ cost: { value, error } }: { cost: Answer<CostAnswer> }) {
   if (error) return <Failure error={error} />;
   if (!value) return <Waiting what="Estimating what it costs" />;
   const { devices } = value;
@@ -57,22 +57,83 @@ function Cost({ text }: { text: string }) {
       {value.renamed.length > 0 && (
         <p>The same rows under another name, which devices download again: {value.renamed.map(({ before, now }) => `${before} as ${now}`).join(', ')}.</p>
       )}
-      {value.definitions.length > 0 && (
+      {value.note && <p class="soft">{sentence(value.note)}</p>}
+    </div>
+  );
+}
+
+function Definitions({ definitions }: { definitions: Definition[] }) {
+  return (
+    <Table
+      label="Bucket definitions"
+      rows={definitions}
+      keyOf={({ name, change }) => `${name} ${change}`}
+      text={({ name, change }) => `${name} ${change}`}
+      none=""
+      columns={[
+        { title: 'Bucket definition', cell: ({ name }) => <code>{name}</code>, wide: true },
+        { title: 'Change', cell: ({ change, before }) => (before ? `${change}, was ${before}` : change), wide: true },
+        { title: 'Buckets', cell: ({ buckets }) => some(buckets), number: true },
+        { title: 'Rows', cell: ({ rows }) => some(rows), number: true },
+        { title: 'Size', cell: ({ bytes }) => some(bytes, size), number: true }
+      ]}
+    />
+  );
+}
+
+const ASKED_USERS = 5; // each is a comparison over all rows of the store
+
+interface Balance {
+  user: string;
+  gained: number;
+  lost: number;
+  changed: number;
+}
+
+/** What some of the connected users would gain and lose, one after the other, once it is asked for. */
+function Balances({ text }: { text: string }) {
+  const [found, setFound] = useState<Balance[]>();
+  const action = useAction(async () => {
+    setFound(undefined);
+    const { clients } = await get<Devices>('clients', { limit: 200 });
+    const users = [...new Set(clients.map(({ user }) => user))].slice(0, ASKED_USERS);
+    const balances: Balance[] = [];
+    for (const user of users) {
+      const { tables } = await post<{ tables: Omit<Balance, 'user'>[] }>('compare', { content: text, client: { user } });
+      const sum = (part: keyof Omit<Balance, 'user'>) => tables.reduce((total, table) => total + table[part], 0);
+      balances.push({ user, gained: sum('gained'), lost: sum('lost'), changed: sum('changed') });
+      setFound([...balances]);
+    }
+    setFound(balances);
+  });
+  return (
+    <div data-testid="balances">
+      <h3>Who loses rows</h3>
+      <div class="actions">
+        <button type="button" class="small" disabled={action.busy} onClick={() => void action.run()} data-testid="ask-balances">
+          Ask for {ASKED_USERS} connected users
+        </button>
+        {action.busy && (
+          <span class="soft" role="status">
+            Comparing {found ? `, ${counted(found.length, 'user')} done` : ''}
+          </span>
+        )}
+      </div>
+      <Failure error={action.error} />
+      {found && (found.length > 0 || !action.busy) && (
         <Table
-          label="Bucket definitions"
-          rows={value.definitions}
-          keyOf={({ name, change }) => `${name} ${change}`}
-          none=""
+          label="Rows of connected users"
+          rows={found}
+          keyOf={({ user }) => user}
+          none="No device is connected. Compare for a user beside the editor."
           columns={[
-            { title: 'Definition', cell: ({ name }) => <code>{name}</code>, wide: true },
-            { title: 'Change', cell: ({ change, before }) => (before ? `${change}, was ${before}` : change) },
-            { title: 'Buckets', cell: ({ buckets }) => some(buckets), number: true },
-            { title: 'Rows', cell: ({ rows }) => some(rows), number: true },
-            { title: 'Size', cell: ({ bytes }) => some(bytes, size), number: true }
+            { title: 'User', cell: ({ user }) => <code>{user}</code>, wide: true },
+            { title: 'Gains rows', cell: ({ gained }) => count(gained), number: true },
+            { title: 'Loses rows', cell: ({ lost }) => (lost ? <Mark tone="bad">{count(lost)}</Mark> : 'none'), number: true },
+            { title: 'Changed rows', cell: ({ changed }) => count(changed), number: true }
           ]}
         />
       )}
-      {value.note && <p class="soft">{value.note}</p>}
     </div>
   );
 }
@@ -90,7 +151,9 @@ function CasesRun({ text }: { text: string }) {
     <>
       <p>
         <Mark tone={failed ? 'bad' : 'good'}>
-          {failed ? `${count(failed)} of ${counted(value.length, 'case')} fail` : `${counted(value.length, 'case')} pass`}
+          {failed
+            ? `${count(failed)} of ${counted(value.length, 'case')} ${failed === 1 ? 'fails' : 'fail'}`
+            : `${counted(value.length, 'case')} ${value.length === 1 ? 'passes' : 'pass'}`}
         </Mark>
       </p>
       <Results results={value} />
@@ -99,6 +162,7 @@ function CasesRun({ text }: { text: string }) {
 }
 
 export function Deploy(props: { before: string; text: string; expected: number | undefined; close: () => void; done: () => void }) {
+  const cost = useAnswer('cost', (signal) => post<CostAnswer>('cost', { content: props.text }, signal));
   const [note, setNote] = useState('');
   const [force, setForce] = useState(false);
   const action = useAction(async () => {
@@ -112,22 +176,24 @@ export function Deploy(props: { before: string; text: string; expected: number |
       <div class="parts">
         <div>
           <h3>Cost</h3>
-          <Cost text={props.text} />
+          <Cost cost={cost} />
         </div>
         <div>
           <h3>Cases</h3>
           <CasesRun text={props.text} />
         </div>
       </div>
+      {Boolean(cost.value?.definitions.length) && <Definitions definitions={cost.value!.definitions} />}
+      <Balances text={props.text} />
       <h3>Changes</h3>
       <Difference before={props.before} after={props.text} label="What changes in the text" />
       <form
+        class="open"
         onSubmit={(event) => {
           event.preventDefault();
           void action.run();
         }}
       >
-        <Field label="Note for the history" value={note} change={setNote} testid="deploy-note" />
         <Failure error={action.error} />
         {refused.length > 0 && (
           <>
@@ -147,13 +213,17 @@ export function Deploy(props: { before: string; text: string; expected: number |
             )}
           </>
         )}
-        <div class="actions">
-          <button type="submit" class="primary" disabled={action.busy} data-testid="deploy-now">
-            Deploy
-          </button>
-          <button type="button" onClick={props.close}>
-            Not now
-          </button>
+        {/* It stays in its place, whatever comes in above it. */}
+        <div class="foot">
+          <Field label="Note for the history" value={note} change={setNote} testid="deploy-note" />
+          <div class="actions">
+            <button type="submit" class="primary" disabled={action.busy} data-testid="deploy-now">
+              {action.busy ? 'Deploying' : 'Deploy to all devices'}
+            </button>
+            <button type="button" onClick={props.close}>
+              Not now
+            </button>
+          </div>
         </div>
       </form>
     </Dialog>

@@ -73,14 +73,14 @@ export function History(props: {
             aria-expanded={open === version.id}
             onClick={() => setOpen(open === version.id ? undefined : version.id)}
           >
-            Changes
+            {open === version.id ? 'Hide its changes' : 'What it changed'}
           </button>
           <button type="button" class="small" onClick={() => void props.textOf(version.id).then(props.take)}>
-            Edit
+            Take into the editor
           </button>
           {mayEdit && version.state === 'stopped' && (
             <Confirmed
-              label="Roll back"
+              label="Roll back…"
               title={`Roll back to version ${version.id}`}
               question="Its text is deployed again as a new version. It stays until the sync config file changes."
               act={async () => {

@@ -1,12 +1,12 @@
 // Writing a sync config: what is wrong with it, what it changes for a client, what it costs, and deploying it.
 
-import type { EditorView } from '@codemirror/view';
+import { EditorView } from '@codemirror/view';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { ApiError, get, getStatus } from '../api';
 import { useAnswer, useMayEdit } from '../hooks';
 import { Ago, Dialog, Failure, Several, Waiting } from '../parts';
 import type { Status, Version } from '../service/status';
-import { counted } from '../words';
+import { counted, sentence } from '../words';
 import './style.css';
 import { Comparison } from './compare';
 import { Deploy } from './deploy';
@@ -57,6 +57,22 @@ const served = ({ versions }: Status): Version | undefined =>
 const newestOf = async (signal?: AbortSignal): Promise<Version | undefined> =>
   (await get<{ versions: Version[] }>('versions', { limit: 1 }, signal)).versions[0];
 
+/** Shows the stream that the address names. */
+function showStream(view: EditorView): void {
+  const name = new URLSearchParams(location.hash.split('?')[1]).get('stream');
+  if (name === null) return;
+  const keys = new Set([name, JSON.stringify(name), `'${name}'`].map((key) => `${key}:`));
+  const { doc } = view.state;
+  for (let number = 1; number <= doc.lines; number++) {
+    const line = doc.line(number);
+    if (/^\s/.test(line.text) && keys.has(line.text.trim())) {
+      view.dispatch({ selection: { anchor: line.to }, effects: EditorView.scrollIntoView(line.from, { y: 'center' }) });
+      view.focus();
+      return;
+    }
+  }
+}
+
 function FindingList({ result, view }: { result: Validated | undefined; view: EditorView | undefined }) {
   if (!result) return <Waiting what="Checking the text" />;
   const wrong = result.findings.filter(isFatal).length;
@@ -66,7 +82,7 @@ function FindingList({ result, view }: { result: Validated | undefined; view: Ed
         {result.findings.length === 0
           ? 'Nothing is wrong with it. '
           : `${counted(wrong, 'error')}, ${counted(result.findings.length - wrong, 'warning')}. `}
-        <span class="soft">{result.note}</span>
+        <span class="soft">{sentence(result.note)}</span>
       </p>
       <ul class="plain">
         <Several items={result.findings} most={20} show={(finding, index) => {
@@ -112,6 +128,11 @@ function Workbench({ base, first, last, reload }: { base: Base; first: Draft | u
     keepDraft(next === base.text ? undefined : { version: base.version?.id, newest, text: next });
     setText(next);
   };
+  // As one edit, which can be undone.
+  const replace = (next: string) => view?.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: next } });
+  useEffect(() => {
+    if (view) showStream(view);
+  }, [view]);
   useEffect(() => {
     if (behind && !edited) reload();
   }, [behind, edited, reload]);
@@ -128,7 +149,7 @@ function Workbench({ base, first, last, reload }: { base: Base; first: Draft | u
           ) : (
             'Nothing is deployed yet'
           )}
-          {edited && <b data-testid="edited"> · edited</b>}
+          {edited ? <b data-testid="edited"> · edited</b> : <span class="soft"> · change its text to deploy another</span>}
         </span>
         <span class="actions">
           {edited && (
@@ -136,8 +157,8 @@ function Workbench({ base, first, last, reload }: { base: Base; first: Draft | u
               <button type="button" onClick={() => setOpen('changes')}>
                 See changes
               </button>
-              <button type="button" onClick={() => (keepDraft(undefined), reload())} data-testid="throw-away">
-                Throw away
+              <button type="button" onClick={() => replace(base.text)} title="Ctrl+Z in the editor brings it back" data-testid="throw-away">
+                Throw away my text
               </button>
             </>
           )}
@@ -211,7 +232,7 @@ function Workbench({ base, first, last, reload }: { base: Base; first: Draft | u
           textOf={textOf}
           close={() => setOpen(undefined)}
           take={(taken) => {
-            view?.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: taken } });
+            replace(taken);
             setOpen(undefined);
           }}
           rolledBack={() => {

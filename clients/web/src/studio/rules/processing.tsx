@@ -14,7 +14,7 @@ export function Processing({ status, last, changed }: { status: Status | undefin
     return (
       <div class="finding bad" data-testid="failed-version">
         <div>
-          Version {failed.id} is not served: {failed.note ?? 'it failed'} <span class="soft"><Ago at={failed.stopped ?? failed.created} /></span>
+          Version {failed.id} is not served: {failed.note ?? 'it failed'}. Devices keep the version that they have. <span class="soft"><Ago at={failed.stopped ?? failed.created} /></span>
         </div>
       </div>
     );
@@ -37,7 +37,7 @@ export function Processing({ status, last, changed }: { status: Status | undefin
       </div>
       {mayEdit && (
         <Confirmed
-          label="Cancel"
+          label="Cancel this deploy…"
           title={`Cancel version ${coming.id}`}
           question="What was built for it is removed. Devices keep the version that they have."
           act={async () => {

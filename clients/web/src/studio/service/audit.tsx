@@ -3,7 +3,8 @@
 import { useState } from 'preact/hooks';
 import { get, post } from '../api';
 import { useAction, useAnswer, useMayEdit } from '../hooks';
-import { Ago, Failure, Mark, Section, Table } from '../parts';
+import { Ago, Confirmed, Failure, Mark, Section, Several, Table } from '../parts';
+import { count, counted } from '../words';
 
 interface Audit {
   id: number;
@@ -14,13 +15,120 @@ interface Audit {
   state: 'waiting' | 'running' | 'done' | 'failed';
   progress: string;
   differs: boolean | null;
-  result: unknown;
+  result: Result;
+}
+
+interface OfComputed {
+  table: string;
+  problem: string | null;
+  rows: number;
+  differ: number;
+}
+
+/** What an audit found, or the error that ended it. `rows` has the first differences of each table. */
+interface Result {
+  error?: string;
+  tables?: string[];
+  rows_compared?: number;
+  differences?: Record<string, number>;
+  rows?: { table: string; row: string; problem: string; columns?: string[] }[];
+  computed?: OfComputed[];
+  ops?: number;
+  ops_checked?: number;
+  buckets?: { bucket: string; problem: string }[];
+  lookups?: number;
 }
 
 function State({ audit }: { audit: Audit }) {
   if (audit.state === 'failed') return <Mark tone="bad">failed</Mark>;
   if (audit.state !== 'done') return <Mark tone="busy">{audit.progress || audit.state}</Mark>;
-  return <Mark tone={audit.differs ? 'bad' : 'good'}>{audit.differs ? 'something differs' : 'all is equal'}</Mark>;
+  if (audit.differs) return <Mark tone={audit.repair ? 'busy' : 'bad'}>{audit.repair ? 'differed, is repaired' : 'something differs'}</Mark>;
+  return <Mark tone="good">all is equal</Mark>;
+}
+
+const computed = ({ problem, differ, rows }: OfComputed): string =>
+  problem ? `not compared: ${problem}` : `${count(differ)} of ${counted(rows, 'row')} differ`;
+
+function Found({ audit: { result, repair } }: { audit: Audit }) {
+  if (result.error) return <p>{result.error}</p>;
+  const differences = Object.entries(result.differences ?? {});
+  const done = repair ? 'repaired' : 'differ';
+  return (
+    <div data-testid="audit-result">
+      <dl class="facts">
+        <dt>Compared with the source</dt>
+        <dd>
+          {counted(result.rows_compared ?? 0, 'row')} of {counted(result.tables?.length ?? 0, 'table')}
+        </dd>
+        {result.ops_checked !== undefined && (
+          <>
+            <dt>Checked in the store</dt>
+            <dd>{counted(result.ops_checked, 'op')}</dd>
+          </>
+        )}
+        <dt>Rows</dt>
+        <dd>
+          {differences.length === 0 && 'none differs'}
+          <Several items={differences} most={20} show={([table, number]) => (
+            <p key={table}>
+              <code>{table}</code>: {counted(number, 'row')} {done}
+            </p>
+          )} />
+        </dd>
+        {Boolean(result.computed?.length) && (
+          <>
+            <dt>Computed tables</dt>
+            <dd>
+              {result.computed?.map((each) => (
+                <p key={each.table}>
+                  <code>{each.table}</code>: {computed(each)}
+                </p>
+              ))}
+            </dd>
+          </>
+        )}
+        {Boolean(result.lookups) && (
+          <>
+            <dt>Lookups</dt>
+            <dd>
+              {count(result.lookups!)} {done}
+            </dd>
+          </>
+        )}
+        {Boolean(result.ops) && (
+          <>
+            <dt>Devices are sent</dt>
+            <dd>{counted(result.ops!, 'op')}</dd>
+          </>
+        )}
+      </dl>
+      {Boolean(result.rows?.length) && (
+        <Table
+          label="Rows that differ"
+          rows={result.rows!}
+          keyOf={({ table, row, problem }) => `${table} ${row} ${problem}`}
+          none=""
+          columns={[
+            { title: 'Table', cell: ({ table }) => <code>{table}</code> },
+            { title: 'Row', cell: ({ row }) => <code>{row}</code>, wide: true },
+            { title: 'What differs', cell: ({ problem, columns }) => [problem, columns?.join(', ')].filter(Boolean).join(': '), wide: true }
+          ]}
+        />
+      )}
+      {Boolean(result.buckets?.length) && (
+        <Table
+          label="Buckets that are wrong"
+          rows={result.buckets!}
+          keyOf={({ bucket }) => bucket}
+          none=""
+          columns={[
+            { title: 'Bucket', cell: ({ bucket }) => <code>{bucket}</code>, wide: true },
+            { title: 'What is wrong', cell: ({ problem }) => problem, wide: true }
+          ]}
+        />
+      )}
+    </div>
+  );
 }
 
 export function Audits() {
@@ -38,7 +146,7 @@ export function Audits() {
       beside={
         mayEdit && (
           <button type="button" class="small" disabled={start.busy} onClick={() => void start.run()} data-testid="start-audit">
-            Compare everything with the sources
+            {start.busy ? 'Starting' : 'Compare everything with the sources'}
           </button>
         )
       }
@@ -58,19 +166,32 @@ export function Audits() {
             {
               title: 'Result',
               tools: true,
-              cell: ({ id, state }) =>
-                (state === 'done' || state === 'failed') && (
-                  <button type="button" class="small" aria-expanded={open === id} onClick={() => setOpen(open === id ? undefined : id)}>
-                    Result
-                  </button>
-                )
+              cell: ({ id, source, tables, repair, state, differs }) => (
+                <>
+                  {(state === 'done' || state === 'failed') && (
+                    <button type="button" class="small" aria-expanded={open === id} onClick={() => setOpen(open === id ? undefined : id)}>
+                      {open === id ? 'Hide what was found' : 'What was found'}
+                    </button>
+                  )}
+                  {mayEdit && differs && !repair && (
+                    <Confirmed
+                      label="Repair…"
+                      title="Repair what differs"
+                      question="The comparison is done again. What differs is put right in the store, and devices are sent the corrections."
+                      act={async () => {
+                        await post('audit', { sources: [source], tables, repair: true });
+                        answer.again();
+                      }}
+                      testid="repair"
+                    />
+                  )}
+                </>
+              )
             }
           ]}
-          below={({ id, result }) =>
-            open === id ? (
-              <pre tabIndex={0} aria-label={`Result of audit ${id}`}>
-                {JSON.stringify(result, null, 2)}
-              </pre>
+          below={(audit) =>
+            open === audit.id ? (
+              <Found audit={audit} />
             ) : null
           }
         />

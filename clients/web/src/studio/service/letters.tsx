@@ -27,8 +27,8 @@ interface Outcome {
   message: string | null;
 }
 
-/** The source has no records of uploads: nobody uploads through the service. */
-const NO_RECORDS = 'HW_6120';
+/** Uploads are not configured, or the source has no records of any. */
+const NOT_USED = new Set(['HW_6202', 'HW_6120']);
 
 interface Page {
   letters: Letter[];
@@ -110,7 +110,13 @@ export function Letters() {
       )
     });
   }
-  if (error?.code === NO_RECORDS) return null;
+  if (error && NOT_USED.has(error.code)) {
+    return (
+      <Section title="Parked uploads" testid="letters">
+        <p class="none">No device uploads through this service.</p>
+      </Section>
+    );
+  }
   return (
     <Section
       title="Parked uploads"
@@ -120,8 +126,8 @@ export function Letters() {
         chosen.size > 0 && (
           <>
             {counted(chosen.size, 'chosen', 'chosen')}
-            <Confirmed label="Try again" title="Try again" question="They are written to the source as if the devices sent them now." act={act('retry')} testid="retry-letters" />
-            <Confirmed label="Throw away" title="Throw away" question="The writes are lost. The devices were told of the refusal already." act={act('discard')} testid="discard-letters" />
+            <Confirmed label="Try again…" title="Try again" question="They are written to the source as if the devices sent them now." act={act('retry')} testid="retry-letters" />
+            <Confirmed label="Throw away…" title="Throw away" question="The writes are lost. The devices were told of the refusal already." act={act('discard')} testid="discard-letters" />
           </>
         )
       }

@@ -35,6 +35,10 @@ function useDark(): boolean {
 
 const HEIGHT = 96;
 
+/** Of what there is no half. */
+const number = (value: number): string => count(value);
+const WHOLE = [1, 2, 5].flatMap((each) => [0, 1, 2, 3, 4, 5].map((zeros) => each * 10 ** zeros)).sort((one, other) => one - other);
+
 /** `seconds` is how much time is shown at least, which ends with the last point. */
 function Plot(props: { title: string; times: number[]; points: Points; words: (value: number) => string; seconds: number }) {
   const element = useRef<HTMLDivElement>(null);
@@ -57,7 +61,7 @@ function Plot(props: { title: string; times: number[]; points: Points; words: (v
         },
         axes: [
           { ...axis, size: 20, values: (_, at) => at.map((each) => hour(each, seconds < 3600)), space: 90 },
-          { ...axis, size: 62, values: (_, at) => at.map((each) => words(each)), space: 30 }
+          { ...axis, size: 62, values: (_, at) => at.map((each) => words(each)), space: 22, ...(words === number ? { incrs: WHOLE } : {}) }
         ],
         series: [{}, { stroke: line!, width: 1.5, points: { show: false }, spanGaps: false, fill: `color-mix(in srgb, ${line} 14%, transparent)` }]
       },
@@ -129,9 +133,9 @@ function seen(before: Seen | undefined, status: Status, devices: number | undefi
 export function Live({ status }: { status: Status }) {
   const devices = useDevices('', 0, 0, 4000);
   const [held, setHeld] = useState<Seen>();
-  const number = useRef<number>(undefined);
-  number.current = devices.value?.total;
-  useEffect(() => setHeld((before) => seen(before, status, number.current)), [status]);
+  const present = useRef<number>(undefined);
+  present.current = devices.value?.total;
+  useEffect(() => setHeld((before) => seen(before, status, present.current)), [status]);
   if (!held) return null;
   return (
     <Section title="Now" beside="since this page was opened" testid="live">
@@ -139,7 +143,7 @@ export function Live({ status }: { status: Status }) {
         <Plot title="Commits a second" times={held.times} points={held.commits} words={whole} seconds={120} />
         <Plot title="Row changes a second" times={held.times} points={held.rows} words={whole} seconds={120} />
         <Plot title="Lag" times={held.times} points={held.lag} words={size} seconds={120} />
-        <Plot title="Devices" times={held.times} points={held.devices} words={whole} seconds={120} />
+        <Plot title="Devices" times={held.times} points={held.devices} words={number} seconds={120} />
       </div>
     </Section>
   );
@@ -155,7 +159,7 @@ interface Series {
 const TITLES: Record<string, [string, (value: number) => string]> = {
   commits: ['Commits a minute', whole],
   rows: ['Row changes a minute', whole],
-  devices: ['Devices', whole],
+  devices: ['Devices', number],
   lag_bytes: ['Lag', size],
   lag_seconds: ['Lag in time', span]
 };
@@ -167,7 +171,7 @@ export function OneDay() {
     <Section title="The last 24 hours" beside={value && <span>seen since {clock(value.since)}</span>} testid="day">
       <Failure error={error} />
       {value && value.times.length > 0 && (
-        <div class="plots">
+        <div class="plots five">
           {Object.entries(TITLES).map(
             ([name, [title, words]]) =>
               value.series[name] && (

@@ -91,3 +91,25 @@ export interface Status {
   headwater: string;
   keys: { address: string; cause: string; since: number }[];
 }
+
+export interface Message {
+  level: string;
+  message: string;
+}
+
+export interface TableStatus {
+  schema: string;
+  name: string;
+  pattern?: string;
+  replication_id: string[];
+  data_queries: boolean;
+  parameter_queries: boolean;
+  errors: Message[];
+}
+
+/** What the sync config reads, as /api/admin/v1/diagnostics tells it. */
+export interface Diagnostics {
+  active_sync_rules?: { connections: { id: string; tag: string; tables: TableStatus[] }[]; errors: Message[] };
+}
+
+export const tableName = ({ schema, name }: TableStatus): string => (schema === 'public' ? name : `${schema}.${name}`);

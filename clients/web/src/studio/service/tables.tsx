@@ -4,26 +4,7 @@ import { getDiagnostics } from '../api';
 import { useAnswer } from '../hooks';
 import { Ago, type Column, Failure, Mark, Section, Table } from '../parts';
 import { count, counted, span } from '../words';
-import type { Computed, Status } from './status';
-
-interface Message {
-  level: string;
-  message: string;
-}
-
-interface TableStatus {
-  schema: string;
-  name: string;
-  pattern?: string;
-  replication_id: string[];
-  data_queries: boolean;
-  parameter_queries: boolean;
-  errors: Message[];
-}
-
-interface Diagnostics {
-  active_sync_rules?: { connections: { id: string; tag: string; tables: TableStatus[] }[]; errors: Message[] };
-}
+import { type Computed, type Diagnostics, type Status, tableName, type TableStatus } from './status';
 
 type Line = TableStatus & { source: string; compared: string };
 
@@ -31,7 +12,7 @@ const USES = (line: Line): string =>
   [line.data_queries && 'rows', line.parameter_queries && 'lookups'].filter(Boolean).join(', ');
 
 const COLUMNS: Column<Line>[] = [
-  { title: 'Table', cell: ({ schema, name }) => <code>{schema === 'public' ? name : `${schema}.${name}`}</code> },
+  { title: 'Table', cell: (line) => <code>{tableName(line)}</code> },
   { title: 'Source', cell: ({ source }) => source },
   { title: 'Read for', cell: USES },
   { title: 'Key', cell: ({ replication_id }) => replication_id.join(', ') || '–' },
@@ -87,14 +68,23 @@ export function Tables({ status }: { status: Status | undefined }) {
         compared: compared.get(`${id} ${table.schema}.${table.name}`) ?? compared.get(`${id} ${table.name}`) ?? ''
       }))
     ) ?? [];
+  const wrong = lines.filter(({ errors }) => errors.length);
+  const ordered = [...wrong, ...lines.filter(({ errors }) => !errors.length)];
   const computed = status?.sources.flatMap((source) => source.computed.map((each) => ({ ...each, source: source.source }))) ?? [];
   return (
-    <Section title="Tables" testid="tables" beside={value && counted(lines.length, 'table')}>
+    <Section title="Tables" testid="tables" beside={
+        value && (
+          <span>
+            {counted(lines.length, 'table')}
+            {wrong.length > 0 && `, ${count(wrong.length)} with a problem`}
+          </span>
+        )
+      }>
       <Failure error={error} />
       {value && (
         <Table
           label="Tables"
-          rows={lines}
+          rows={ordered}
           text={({ schema, name, errors }) => `${schema}.${name} ${errors.map(({ message }) => message).join(' ')}`}
           columns={COLUMNS}
           keyOf={({ source, schema, name }) => `${source} ${schema}.${name}`}

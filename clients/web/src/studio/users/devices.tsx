@@ -29,9 +29,10 @@ export function DeviceList({ explain }: { explain: (user: string) => void }) {
         <button type="button" class="link" onClick={() => explain(device.user)} title="What is this user sent?">
           {device.user}
         </button>
-      )
+      ),
+      wide: true
     },
-    { title: 'Client', cell: (device) => <code>{device.client ?? '–'}</code> },
+    { title: 'Client', cell: (device) => <code>{device.client ?? '–'}</code>, wide: true },
     { title: 'Program', cell: (device) => device.user_agent ?? '–', wide: true },
     { title: 'Connected', cell: (device) => <Ago at={device.connected} /> },
     { title: 'Token ends', cell: (device) => <Ago at={device.token_expires} /> },
@@ -46,14 +47,14 @@ export function DeviceList({ explain }: { explain: (user: string) => void }) {
       cell: (device) => (
         <>
           <Confirmed
-            label="End"
+            label="End…"
             title="End the stream"
             question={`The stream of ${device.client ?? 'all clients'} of ${device.user} ends. The device may connect again.`}
             act={end(device)}
             testid="end-device"
           />
           <Confirmed
-            label="Revoke"
+            label="Revoke…"
             title="Refuse the tokens of this user"
             question={`All tokens of ${device.user} that were issued until now are refused, on all devices. Signing in again works.`}
             act={revoke(device)}

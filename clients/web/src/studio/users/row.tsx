@@ -1,10 +1,12 @@
 // Whether the devices of a user have one row: by which bucket, or which condition keeps it away.
 
-import { useState } from 'preact/hooks';
-import { post } from '../api';
+import { useMemo, useState } from 'preact/hooks';
+import { getDiagnostics, post } from '../api';
 import type { Client } from '../client';
-import { useAction } from '../hooks';
+import { useAction, useAnswer } from '../hooks';
 import { Ago, Failure, Field, Mark, Section } from '../parts';
+import { type Diagnostics, tableName } from '../service/status';
+import { sentence } from '../words';
 import { type Reason, values } from './user';
 
 interface Place {
@@ -27,7 +29,8 @@ interface Meant {
   queries: { stream: string; given: boolean; because: string }[];
 }
 
-interface Explained {
+/** Whether the devices of a user have a row, and why. */
+export interface RowAnswer {
   user: string;
   table: string;
   id: string;
@@ -39,14 +42,15 @@ interface Explained {
   notes: string[];
 }
 
-function Verdict({ found }: { found: Explained }) {
+export function Verdict({ found }: { found: RowAnswer }) {
   return (
+    <Section title={`Row ${found.id} of ${found.table} for ${found.user}`}>
     <div data-testid="row-answer" data-included={found.included} role="status">
       <p>
         <Mark tone={found.included ? 'good' : 'bad'}>{found.included ? 'has the row' : 'does not have the row'}</Mark>
       </p>
       <p class="because" data-testid="row-because">
-        {found.because}
+        {sentence(found.because)}
       </p>
       {found.places.map((place) => (
         <dl class="facts" key={place.bucket}>
@@ -80,7 +84,13 @@ function Verdict({ found }: { found: Explained }) {
           <ul class="plain">
             {row.queries.map((query, index) => (
               <li key={index}>
-                <Mark tone={query.given ? 'good' : 'quiet'}>{query.stream}</Mark> {query.because}
+                <Mark tone={query.given ? 'good' : 'quiet'}>
+                  <a href={`#/rules?stream=${encodeURIComponent(query.stream)}`} title="Show it in the editor">
+                    Rule {query.stream}
+                  </a>
+                </Mark>{' '}
+                {/* What was said above already is not said again. */}
+                {!found.because.includes(query.because) && query.because}
               </li>
             ))}
           </ul>
@@ -88,20 +98,24 @@ function Verdict({ found }: { found: Explained }) {
       ))}
       {found.notes.map((note) => (
         <p class="soft" key={note}>
-          {note}
+          {sentence(note)}
         </p>
       ))}
     </div>
+    </Section>
   );
 }
 
-export function RowQuestion({ client }: { client: Client | undefined }) {
+const SUGGESTED = 20;
+
+export function RowQuestion({ client, answer }: { client: Client | undefined; answer: (found: RowAnswer | undefined) => void }) {
   const [table, setTable] = useState('');
   const [id, setId] = useState('');
-  const [found, setFound] = useState<Explained>();
+  const read = useAnswer('diagnostics', (signal) => getDiagnostics<Diagnostics>(signal)).value;
+  const names = useMemo(() => [...new Set(read?.active_sync_rules?.connections.flatMap(({ tables }) => tables.map(tableName)))], [read]);
   const action = useAction(async () => {
-    setFound(undefined);
-    setFound(await post<Explained>('explain/row', { client, table: table.trim(), id }));
+    answer(undefined);
+    answer(await post<RowAnswer>('explain/row', { client, table: table.trim(), id }));
   });
   return (
     <Section title="One row for this user">
@@ -112,16 +126,15 @@ export function RowQuestion({ client }: { client: Client | undefined }) {
         }}
       >
         <div class="pair">
-          <Field label="Table" value={table} change={setTable} testid="row-table" />
+          <Field label="Table" value={table} change={setTable} list={names.filter((name) => name.includes(table)).slice(0, SUGGESTED)} testid="row-table" />
           <Field label="Id" value={id} change={setId} testid="row-id" />
         </div>
         <button type="submit" disabled={!client || !table.trim() || !id || action.busy} data-testid="explain-row">
-          Why, or why not?
+          {action.busy ? 'Looking' : 'Does he have it, and why?'}
         </button>
-        {!client && <p class="hint">Name the user first.</p>}
+        <p class="hint">{client ? 'The id is the one that devices have.' : 'Name the user first.'}</p>
       </form>
       <Failure error={action.error} />
-      {found && <Verdict found={found} />}
     </Section>
   );
 }

@@ -3,7 +3,7 @@
 import { post } from '../api';
 import type { Client } from '../client';
 import { useAnswer } from '../hooks';
-import { Failure, Mark, Section, Table, Waiting } from '../parts';
+import { type Column, Failure, Mark, Section, Table, Waiting } from '../parts';
 import { count, counted, size, value as shown } from '../words';
 
 export interface Reason {
@@ -51,6 +51,23 @@ export const values = (given: Record<string, unknown>): string =>
 const by = (reasons: Reason[]): string =>
   reasons.map(({ stream, by }) => (by === 'default' ? stream : `${stream} (${by})`)).join(', ');
 
+const WHY_NOTHING: Column<Stream> = {
+  title: 'Why nothing',
+  wide: true,
+  cell: ({ errors, empty_because }) => (
+    <>
+      {errors.map((each) => (
+        <p key={each}>
+          <Mark tone="bad">{each}</Mark>
+        </p>
+      ))}
+      {empty_because.map((each) => (
+        <p key={each}>{each}</p>
+      ))}
+    </>
+  )
+};
+
 export function UserAnswer({ client }: { client: Client }) {
   const answer = useAnswer(`user ${JSON.stringify(client)}`, (signal) =>
     post<Explained>('explain/user', { client }, signal)
@@ -88,22 +105,7 @@ export function UserAnswer({ client }: { client: Client }) {
                 cell: (stream) => (stream.default ? 'by default' : stream.subscribed ? 'subscribed' : 'not subscribed')
               },
               { title: 'Buckets', cell: ({ buckets }) => count(buckets), number: true },
-              {
-                title: 'Why nothing',
-                wide: true,
-                cell: ({ errors, empty_because }) => (
-                  <>
-                    {errors.map((each) => (
-                      <p key={each}>
-                        <Mark tone="bad">{each}</Mark>
-                      </p>
-                    ))}
-                    {empty_because.map((each) => (
-                      <p key={each}>{each}</p>
-                    ))}
-                  </>
-                )
-              }
+              ...(value.streams.some(({ errors, empty_because }) => errors.length || empty_because.length) ? [WHY_NOTHING] : [])
             ]}
           />
           <Table
