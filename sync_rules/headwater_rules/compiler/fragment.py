@@ -189,6 +189,9 @@ def equality(left: Frag, right: Frag) -> Trust:
             return value.trust
         if value.trust.mixed and other.parts == ("0",) and value.kind is ExprKind.CERTAIN:
             return opposite(value.trust)
+    for side in (left, right):
+        if REQUEST in side.sources and len(side.sources) > 1:  # the row's part may make up for the token's
+            return together([left.trust, right.trust])
     return repeating(left.trust, right.trust, (left.parts, right.parts))
 
 

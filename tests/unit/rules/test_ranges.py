@@ -116,6 +116,10 @@ def test_range_is_no_error_beside_another_one(condition: str) -> None:
         ("level <= connection.parameter('level')", RuleCode.DANGEROUS),
         ("level <= connection.parameter('level') AND u = auth.user_id()", None),
         ("level <= connection.parameter('level') OR id = auth.user_id()", RuleCode.DANGEROUS),
+        (
+            "level || auth.user_id() = connection.parameter('level') || auth.user_id()",
+            RuleCode.DANGEROUS,
+        ),
         ("id IN (SELECT p FROM m WHERE m.n < p.level)", RuleCode.EVERYBODY),
     ],
 )
