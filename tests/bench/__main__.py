@@ -30,6 +30,7 @@ from tests.bench import (
     sources,
     start,
     storage,
+    studio,
     windows,
 )
 from tests.bench.service import STORE, cores
@@ -113,6 +114,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "joins": lambda scale, _: joins.run(int(100_000 * scale)),
     "windows": lambda scale, _: windows.run(int(1_000_000 * scale)),
     "curves": _curves,
+    "studio": lambda scale, _: studio.run(*(max(60, int(count * scale)) for count in (200, 1_000, 5_000))),
 }
 
 
