@@ -276,6 +276,24 @@ def test_one_checkpoint_has_both_sides(deploy: Deploy, source_db: SourceDb) -> N
         assert {row["title"] for row in rows} == {row["name"] for row in rows}
 
 
+def test_other_row_that_is_as_before_in_the_end(deploy: Deploy, source_db: SourceDb) -> None:
+    """A row that came meanwhile is not left with what the other one was meanwhile. A TRUNCATE has what was written
+    before it applied, in the same flush."""
+    source_db.execute("create table others (id text primary key)")
+    forms = {"maybe": FORMS["maybe"], "unlisted": FORMS["unlisted"], "others": "SELECT id FROM others"}
+    deployment = start(deploy, source_db, forms)
+    source_db.execute("insert into lists values ('l99', 'before', 1, false)")
+    agree(deployment, forms)
+    deployment.stop()
+    source_db.execute(
+        "update lists set name = 'meanwhile', archived = true where id = 'l99'; truncate others;"
+        "insert into todos values ('new', 'new', 'l99'); truncate others;"
+        "update lists set name = 'before', archived = false where id = 'l99'"
+    )
+    deployment.start()
+    assert shown(deployment, forms) == truth(source_db, forms)
+
+
 def test_preview_before_and_after(deploy: Deploy, source_db: SourceDb) -> None:
     """A preview has what devices have, whether the store has the lookups of the version or not."""
     forms = {name: query for name, query in FORMS.items() if name != "looked_up"}  # whose rows a request looks up

@@ -265,11 +265,14 @@ class Flush(ABC):
         if not keys:
             return {}
         self._send_lookups()
+        for key in self._changed.keys() & keys if self._changed else ():
+            self._changed[key].read()
         return lookups.outputs(self._cursor, self._watched, keys)
 
     @explaining
     def changed_keys(self) -> list[str]:
-        """The keys of watched lookups under which a join finds another row than before, since the last call."""
+        """The keys of watched lookups under which a join finds another row than before, since the last call, or found
+        one meanwhile that it finds no more."""
         if not self._watched:
             return []
         self._send_lookups()

@@ -33,17 +33,26 @@ def outputs(db: Cursor, lookups: JoinedLookups, keys: Sequence[str]) -> dict[str
 
 @dataclass(slots=True)
 class ChangedKey:
-    """The outputs that a transaction has taken away from a key, and those that it has added, in all."""
+    """The outputs that a transaction has taken away from a key, and those that it has added, in all. `outdated` says
+    that what it had become was read, and changed again."""
 
     gone: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
+    outdated: bool = False
+    _is_read: bool = False
+
+    def read(self) -> None:
+        """A row is evaluated with what the key gives now."""
+        self._is_read = True
 
     def take(self, output: str) -> None:
         """A row gives an output no more, maybe one that the transaction has added itself."""
+        self.outdated = self._is_read
         _cancel(output, self.new, self.gone)
 
     def add(self, output: str) -> None:
         """A row gives an output, maybe one that the transaction has taken away itself."""
+        self.outdated = self._is_read
         _cancel(output, self.gone, self.new)
 
 
@@ -55,8 +64,9 @@ def _cancel(output: str, opposite: list[str], kept: list[str]) -> None:
 
 
 def differs(db: Cursor, lookup: JoinedLookup, key: str, changed: ChangedKey) -> bool:
-    """Whether the row that a join finds by a key, the one with the least output, is another one after a change."""
-    if UNKNOWN in changed.gone or UNKNOWN in changed.new:
+    """Whether the row that a join finds by a key, the one with the least output, is another one after a change, or was
+    another one for some row meanwhile."""
+    if changed.outdated or UNKNOWN in changed.gone or UNKNOWN in changed.new:
         return True
     most = len(changed.new) + 1 if lookup.alone else NO_LIMIT
     now = [output for _, output in db.dialect.outputs_under(db, lookup.tables, [key], most)]
