@@ -178,7 +178,7 @@ class Probe:
         self._number += 1
         name = f"probe {self._number} of {side.name}"
         with psycopg.connect(side.setup.source.dsn, autocommit=True, connect_timeout=5) as conn:
-            conn.execute(f"insert into {LEDGER} values (%s)", [name])
+            conn.execute(f"insert into {LEDGER} (id) values (%s)", [name])
         return name
 
     def _write_checkpoint(self, source: str, ended: threading.Event) -> int:

@@ -15,14 +15,16 @@ from tests.storm.probe import Probe
 from tests.storm.setup import SETTLE_SECONDS
 from tests.storm.side import Side
 from tests.storm.sources import faults_across
-from tests.storm.tables import KINDS, USERS, shown_to
+from tests.storm.tables import SHOWN, USERS, shown_to, with_joined
 from tests.storm.watcher import Device, Watcher
 from tests.storm.writers import Log
 from tests.support.fix_service import token_for
 from tests.support.many_devices import ManyDevices, digest
 from tests.support.store_checker import problems
+from tests.support.waiting import wait_until
 
 _DEVICES_SECONDS = 300.0
+_REST_SECONDS = 90.0
 
 
 class Service:
@@ -109,12 +111,16 @@ class Service:
         for side in self.sides:
             if side is not away:
                 side.look()
+        there = [side for side in self.sides if side is not away]
+        wait_until(lambda: self._is_at_rest(there), "what time brings by itself", _REST_SECONDS)
         newcomer = Device(self.setup.deployment.reader, self._names)
         for device, what in ((self._device, "the device"), (newcomer, "a new device")):
             shown = device.complete()
             assert shown is not None
             for side in self.sides:
                 side.agree(shown[side.name], what)
+                if side in there:
+                    side.fail_on(side.unrest(shown[side.name]), f"{what} does not show what time brought")
             self.sides[0].fail_on(list(faults_across(shown)), f"{what} shows what does not fit together")
         if self._many is not None:
             self._agree_all(self._many)
@@ -123,18 +129,22 @@ class Service:
             if side is not away:
                 side.forget_transactions()
 
+    def _is_at_rest(self, there: Sequence[Side]) -> bool:
+        shown = self._device.complete()
+        return shown is not None and not any(side.unrest(shown[side.name]) for side in there)
+
     def _agree_all(self, devices: ManyDevices) -> None:
         """Wait until each of the many devices shows what the source has."""
         (side,) = self.sides
-        wanted = [shown_to(user, side.base, side.base) for user in USERS]
+        wanted = [shown_to(user, side.base, with_joined(side.base)) for user in USERS]
         short = [digest(each.elements()) for each in wanted]
         users = [number % len(USERS) for number in range(self._plan.devices)]
         deadline = time.monotonic() + _DEVICES_SECONDS
-        while (found := devices.digests(KINDS)) != [short[user] for user in users] and time.monotonic() < deadline:
+        while (found := devices.digests(SHOWN)) != [short[user] for user in users] and time.monotonic() < deadline:
             time.sleep(0.2)
         for number, user in enumerate(users):
             if found[number] != short[user]:
-                seen = Counter(devices.rows(number, KINDS))
+                seen = Counter(devices.rows(number, SHOWN))
                 side.fail_on(differences(wanted[user], seen), f"device {number} does not show what the source has")
         process = psutil.Process(devices.pid)
         taken = process.cpu_times()

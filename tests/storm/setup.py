@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,13 +22,17 @@ from headwater_rules.plan import shard_of, tag_of
 from tests.storm.sources import ALONE, config_of
 from tests.storm.tables import (
     CONFIG,
+    CROWDED,
+    CROWDED_QUERY,
     HEAVY_SIZES,
     KINDS,
     LEDGER,
     Published,
     Rows,
+    Shown,
     Version,
     Versions,
+    canonical,
     completed,
     select_rows,
     version_of,
@@ -90,7 +95,10 @@ class StormSetup:
 
     def lay_out(self, *, many: int, heavy: bool) -> None:
         """Make the tables, one with so many rows and perhaps one with large ones, and publish them."""
-        self.source.execute(f"create table {LEDGER} (id text primary key); create sequence clock")
+        self.source.execute(
+            f"create table {LEDGER} (id text primary key, at timestamptz default clock_timestamp());"
+            " create sequence clock"
+        )
         for kind in KINDS.values():
             self.source.execute(kind.create())
         ids = "lpad(i::text, greatest(2, length(i::text)), '0')"
@@ -281,6 +289,11 @@ class StormSetup:
                 state[name] = rows
         return state, versions
 
+    def crowded(self) -> Shown:
+        """What the query of the computed table gives now."""
+        rows = self.source.fetch(f"select row_to_json(q) from ({CROWDED_QUERY}) q")
+        return Counter((CROWDED, canonical(row)) for (row,) in rows)
+
     # quiet
 
     def settle(self, seconds: float = SETTLE_SECONDS) -> None:
@@ -295,7 +308,7 @@ class StormSetup:
         published = published_tables(self.source.connection, ["headwater"])
         named = {"public." + name for name in (*KINDS, LEDGER)}
         with self.deployment.store() as store:
-            stored = store.tables(self.name)
+            stored = [table for table in store.tables(self.name) if not table.computed]
         shown = [table for table in published if table.qualified_name in named]
         return known(stored, shown) and not any(table.resync for table in stored)
 

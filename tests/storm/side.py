@@ -9,7 +9,7 @@ from tests.storm.changes import Changes
 from tests.storm.ledger import Ledger, differences
 from tests.storm.plan import Plan
 from tests.storm.setup import StormSetup
-from tests.storm.tables import KINDS, LEDGER, USERS, Shown, State, shown_to
+from tests.storm.tables import CROWDED, FRESH, LEDGER, SHOWN, USERS, Shown, State, shown_to, with_joined
 from tests.storm.writers import Log, Writer
 
 PACE = 0.015
@@ -99,9 +99,20 @@ class Side:
     def agree(self, shown: Mapping[str, Shown], what: str) -> None:
         """A device shows what the source had at the last look. Raises StormFailed."""
         for user in USERS:
-            seen = {row: count for row, count in shown[user].items() if row[0] in KINDS}
-            wanted = shown_to(user, self.base, self.base)
+            seen = {row: count for row, count in shown[user].items() if row[0] in SHOWN}
+            wanted = shown_to(user, self.base, with_joined(self.base))
             self.fail_on(differences(wanted, seen), f"{what} of {user} does not show what the source has")
+
+    def unrest(self, shown: Mapping[str, Shown]) -> list[str]:
+        """What a device still lacks of what time brings by itself: transactions that grow old, and the refresh of the
+        computed table."""
+        own, found = shown[USERS[0]], list[str]()
+        if any(table == FRESH for table, _ in own):
+            found.append("has transactions that are long over in the window of new ones")
+        if len(self.setup.fellows) == 1 and "guests" in self.base:
+            seen = {row: count for row, count in own.items() if row[0] == CROWDED}
+            found += differences(self.setup.crowded(), seen)
+        return found
 
     def forget_transactions(self) -> None:
         """Remove the names of the round's transactions from the source."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from headwater_rules.plan import shard_of, tag_of
-from tests.storm.tables import CONFIG, RULES, Shown
+from tests.storm.tables import CONFIG, RULES, Shown, further
 from tests.support.sync_configs import auto_streams
 
 ALONE = "default"
@@ -41,6 +41,7 @@ def config_of(names: tuple[str, ...]) -> str:
             where = condition.replace("room IN (SELECT id FROM rooms", _of_one_shard(tag))
             queries[f"{tag}_{table}"] = _select(tag, table, table, where)
         far = f"WHERE room IN (SELECT id FROM {_partner(tag, tags)}.public.rooms WHERE owner = auth.user_id())"
+        queries |= {f"{tag}_{name}": query for name, query in further(f"{tag}.public.", ORIGIN).items()}
         queries[f"{tag}_{EVERY_GUEST}"] = _select(tag, "guests", EVERY_GUEST, "")
         queries[f"{tag}_{FAR_GUESTS}"] = _select(tag, "guests", FAR_GUESTS, far)
     return auto_streams(**queries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,7 +32,47 @@ RULES = {
 }
 """By table, the condition that its rows have to meet."""
 
-CONFIG = auto_streams(**{name: f"SELECT * FROM {name} {condition}".rstrip() for name, condition in RULES.items()})
+_JOINED = {
+    "homeless": "SELECT homeless.id, homeless.room{origin} FROM {guests} AS homeless"
+    " WHERE NOT EXISTS (SELECT 1 FROM {rooms} AS r WHERE r.id = homeless.room)",
+    "elsewhere": "SELECT elsewhere.id, elsewhere.room{origin} FROM {guests} AS elsewhere"
+    " WHERE room NOT IN (SELECT id FROM {rooms} WHERE owner = 'u0')",
+    "housed": "SELECT housed.id, housed.room, r.owner AS host{origin} FROM {guests} AS housed"
+    " LEFT JOIN {rooms} AS r ON r.id = housed.room",
+    "kin": 'SELECT kin.id, r.owner AS host{origin} FROM {guests} AS "kin" JOIN {rooms} AS r ON r.id = kin.room'
+    " WHERE r.owner = kin.owner",
+}
+"""Guests by what there is of their rooms. Everybody gets them."""
+
+FRESH, AGED = "fresh", "aged"
+_TIMED = {
+    FRESH: "SELECT fresh.id{origin} FROM {ledger} AS fresh WHERE fresh.at > now() - interval '3 seconds'",
+    AGED: "SELECT aged.id{origin} FROM {ledger} AS aged WHERE NOT (aged.at > now() - interval '3 seconds')",
+}
+"""Transactions by how long ago they were."""
+
+
+def further(place: str = "", origin: str = "") -> dict[str, str]:
+    """The queries of these, by the table that devices have; with a column of that name for where rows are from."""
+    tables = {name: place + name for name in ("guests", "rooms", LEDGER)}
+    return {
+        name: query.format(origin=f", {name}.source() AS {origin}" if origin else "", **tables)
+        for name, query in (_JOINED | _TIMED).items()
+    }
+
+
+CROWDED = "crowded"
+CROWDED_QUERY = "SELECT coalesce(room, '-') AS place, count(*) AS n, max(owner) AS last FROM guests GROUP BY 1"
+"""Of a computed table, where there is one source."""
+
+CONFIG = auto_streams(
+    **{name: f"SELECT * FROM {name} {condition}".rstrip() for name, condition in RULES.items()},
+    **further(),
+    **{CROWDED: f"SELECT * FROM {CROWDED}"},
+) + (
+    f"tables:\n  {CROWDED}:\n    query: {CROWDED_QUERY}\n"
+    "    key: [place]\n    refresh: {after: [guests], every: 2s, least: 100ms}\n"
+)
 
 _COMMON = "owner text, n int, body text, big text"
 _MORE = ", ".join(f"c{n} text default 'c{n} of many'" for n in range(8))
@@ -185,11 +225,42 @@ def _short(value: object) -> object:
     return value
 
 
-def shown_to(user: str, state: State, tables: Iterable[str]) -> Shown:
-    """What the rules give a user of some tables."""
+SHOWN = frozenset({*KINDS, *_JOINED})
+"""The tables that devices have, but for those that are of the ledger and the computed one."""
+
+
+def with_joined(tables: Collection[str]) -> frozenset[str]:
+    """Some tables, and what is joined of them."""
+    return frozenset({*tables, *(_JOINED if {"guests", "rooms"} <= set(tables) else ())})
+
+
+def _joined_rows(state: State) -> Iterator[tuple[str, str]]:
+    owners = {room: _known(row.owner) for room, rows in state["rooms"].items() for row in rows}
+    guests = ((guest, row) for guest, rows in state["guests"].items() for row in rows)
+    for guest, row in guests:
+        room, host = _known(row.room), owners.get(row.room)
+        if room not in owners:
+            yield "homeless", canonical({"id": guest, "room": room})
+        if room is not None and host != "u0":
+            yield "elsewhere", canonical({"id": guest, "room": room})
+        yield "housed", canonical({"id": guest, "room": room, "host": host})
+        if host is not None and host == row.owner:
+            yield "kin", canonical({"id": guest, "host": host})
+
+
+def _known(text: str) -> str | None:
+    return None if text == "None" else text
+
+
+def shown_to(user: str, state: State, tables: Collection[str]) -> Shown:
+    """What the rules give a user of some tables, and of what is joined of them where that is named."""
     rooms = {room for room, rows in state.get("rooms", {}).items() for row in rows if row.owner == user}
     shown: Shown = Counter()
+    if {*_JOINED} <= set(tables):
+        shown.update(_joined_rows(state))
     for name in tables:
+        if name in _JOINED:
+            continue
         kind = KINDS[name]
         for rows in state.get(name, {}).values():
             for row in rows:

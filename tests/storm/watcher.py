@@ -16,7 +16,7 @@ from headwater_rules.results import SyncRequest
 from tests.storm.ledger import Ledger
 from tests.storm.secrets import SECRET
 from tests.storm.sources import ORIGIN, ShownBySource, by_origin, config_of, faults_across
-from tests.storm.tables import LEDGER, USERS, Shown, canonical
+from tests.storm.tables import AGED, FRESH, LEDGER, USERS, Shown, canonical
 from tests.support.model_device import ModelBucket, chunks_of, parse_ops
 from tests.support.working_thread import WorkingThread
 
@@ -96,9 +96,15 @@ def _told(data: str) -> tuple[str, str]:
     return str(fields.pop(ORIGIN, "")), canonical(fields)
 
 
-def names_in(shown: Shown) -> frozenset[str]:
-    """The transactions whose names a device has."""
-    return frozenset(json.loads(text)["id"] for table, text in shown if table == LEDGER)
+def names_in(shown: Shown, ledger: str = LEDGER) -> frozenset[str]:
+    """The transactions whose names a device has, in that table."""
+    return frozenset(json.loads(text)["id"] for table, text in shown if table == ledger)
+
+
+def _untimely(shown: Shown) -> list[str]:
+    """Transactions that are not in one of the two windows, as each has to be, whatever the time is."""
+    fresh, aged, every = (names_in(shown, table) for table in (FRESH, AGED, LEDGER))
+    return [f"{name} is in both windows or in none" for name in sorted((fresh & aged) | (every ^ (fresh | aged)))[:5]]
 
 
 class Watcher(WorkingThread):
@@ -128,4 +134,5 @@ class Watcher(WorkingThread):
         for source, ledger in self._ledgers.items():
             # asked after the checkpoint was taken: what is excluded only then was still right in it
             own = shown[source]
+            self.faults += [f"checkpoint {number}: {source} {what}" for what in _untimely(own[USERS[0]])]
             ledger.see(number, own, names_in(own[USERS[0]]), ledger.excluded)

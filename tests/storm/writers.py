@@ -99,7 +99,7 @@ class Writer(WorkingThread):
             self._statements(conn, transaction, steps)
             if give_up:
                 raise RolledBack
-            conn.execute(f"insert into {LEDGER} values (%s)", [name])
+            conn.execute(f"insert into {LEDGER} (id) values (%s)", [name])
         except (psycopg.Error, RolledBack) as error:
             self._log(f"{name} rolled back: {type(error).__name__} {_first_line(error)}")
             with suppress(psycopg.OperationalError):  # the server is gone, and the transaction with it
