@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _63_BITS = 0x7FFFFFFFFFFFFFFF
 _KNOWN_NAMES, _LONGEST_KNOWN = 1 << 12, 500
@@ -89,6 +89,15 @@ class StoreKeys:
     def compared(self, text: str) -> int:
         """A digest of 63 bits over a row, or its key, that is compared with the source."""
         return _hashed(self._compared, text.encode()) & _63_BITS
+
+    def all_compared(self, texts: Iterable[str]) -> bytes:
+        """`compared` of many texts, as big-endian numbers of 64 bits whose first bit does not count."""
+        digests, start = list[bytes](), self._compared.copy
+        for text in texts:
+            digest = start()
+            digest.update(text.encode())
+            digests.append(digest.digest())
+        return b"".join(digests)
 
     def subkey(self, row_id: str) -> str:
         """A row id as text that does not reveal it, 96 bits."""

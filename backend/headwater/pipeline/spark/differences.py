@@ -18,6 +18,7 @@ from headwater.bulk.contract import CompareJob, Difference
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows
 from headwater.pipeline.engine import Found
+from headwater.pipeline.spark.tasks import collect_rarely
 
 FORMAT = "headwater-rows"
 JOB_OPTION = "jobsecret"  # Spark keeps options with "secret" in their names out of its logs
@@ -117,6 +118,7 @@ class RowsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task = self._tasks[partition.value]
         table, side = task.part.table.id, _SOURCE if isinstance(task.part, SourceRows) else _STORE
+        collect_rarely()
         try:
             for rows in task.rows(self._job):
                 yield _batch(table, side, rows)

@@ -66,12 +66,20 @@ def run_tasks(
 
 def _run(job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, Result]]) -> Result | FailedTask:
     number, task = numbered
+    collect_rarely()
     context = TaskContext.get()
     outcome = outcome_of(job, task, number, "0" if context is None else str(context.taskAttemptId()))
     if isinstance(outcome, FailedTask):
         failed.add([outcome.error])
     _keep_modules()
     return outcome
+
+
+@cache
+def collect_rarely() -> None:
+    """Once in a process. Rows come in large batches, which are short-lived and free of cycles: to look for garbage at
+    every 700 objects would be most of the work of a comparison."""
+    gc.set_threshold(100_000, 50, 100)
 
 
 @cache

@@ -14,7 +14,7 @@ from psycopg import pq
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.compaction import Piece
-from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart, new_row
 from headwater.storage.contract.store import Lease, part_lost
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.shared.common import batched
@@ -170,7 +170,7 @@ def _with_lines(db: Cursor, table: int, rows: Sequence[Row]) -> list[PlacedRow]:
     if apart:
         lines = dict(db.rows(f"select place, line from rows_{table:d} where place = any(?)", apart))
     return [
-        PlacedRow(place, CurrentRow(row_id, layout, lines[place] if line is None else line, members, subkey))
+        PlacedRow(place, new_row(CurrentRow, (row_id, layout, lines[place] if line is None else line, members, subkey)))
         for place, row_id, layout, line, members, subkey, _ in rows
     ]
 

@@ -12,7 +12,7 @@ import orjson
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import Piece
-from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart, new_row
 from headwater.storage.contract.store import Lease, StoreError, part_lost
 from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
@@ -169,8 +169,8 @@ def _placed_rows(
         rows = (
             tuple(each.decode(errors="replace") if isinstance(each, bytes) else each for each in row) for row in rows
         )
-    placed = (PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows)
-    yield from batched(placed, lambda placed: len(placed.row.line), count, batch_bytes)
+    for batch in batched(rows, lambda row: len(row[3]), count, batch_bytes):
+        yield [PlacedRow(row[0], new_row(CurrentRow, row[1:])) for row in batch]
 
 
 def _place_ranges(db: Cursor, table: int, rows: int) -> Places:
