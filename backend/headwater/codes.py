@@ -92,7 +92,7 @@ CODES = {
     "HW_2703": Code(_STOP, "Several rows of a computed table have the same key. Its rows stay as they were.", "Group by the key, or add to `key` what tells the rows apart."),
     "HW_2704": Code(_STOP, "A row of a computed table has a null in its key. Its rows stay as they were.", "Leave such rows out (`WHERE … IS NOT NULL`), or `coalesce` the value."),
     "HW_2705": Code(_STOP, "The columns of a computed table are not what they should be. Its rows stay as they were.", "Correct the query or `key`; an edited query may drop columns."),
-    "HW_2706": Code(_STOP, "The result of a computed table is too large. Its rows stay as they were.", "Select fewer rows or columns, or raise the memory of the source."),
+    "HW_2706": Code(_STOP, "The disk has no room to compare the result of a computed table. Its rows stay as they were.", "Make room where the store keeps its files, or select fewer rows or columns."),
     "HW_2707": Code(_STOP, "A computed table is to be refreshed after commits to a table that is not published.", "Publish it, or refresh by `every`."),
     "HW_2708": Code(_STOP, "A computed table is for Spark, which may not run queries of sync configs. Its rows stay as they were.", "Set `spark.queries: true` in the service config: whoever deploys a sync config can then do what Spark can."),
     "HW_2709": Code(_STOP, "Again and again, the connection, the server or the service ends while the query of a computed table runs. Its rows stay as they were, and it is tried less and less often, in the end once an hour.", "Look in Postgres' log for why; correct the query or lower its `timeout`."),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import psycopg
@@ -11,7 +13,9 @@ import pytest
 from headwater.insight.explain import explain_row
 from headwater.insight.rows import CurrentRows
 from headwater.oplog.lsn import parse_lsn
+from headwater.pipeline import keyed
 from headwater.replication.computed import RefreshState
+from headwater.replication.jobs import refresh
 from headwater.sync.request import RequestLimits
 from headwater_rules.results import SyncRequest
 from tests.support.command import Run
@@ -177,6 +181,37 @@ def test_key_in_several_rows_is_a_fault(deploy: Deploy, orders: SourceDb) -> Non
     wait_until(lambda: state(deployment).code == "HW_2703", "the fault to be noted", 30)
     assert "100 keys (account_id) are in several rows" in state(deployment).what
     assert shown(deployment) == {}
+
+
+def test_result_that_does_not_fit_into_memory(
+    deploy: Deploy, orders: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared on disk, and written by parts in one transaction."""
+    monkeypatch.setattr(refresh, "_MEMORIES", 0)
+    monkeypatch.setattr(keyed, "_AT_ONCE", 3)
+    monkeypatch.setattr(keyed, "_WRITTEN_AT_ONCE", 2_000)
+    deployment = deploy(config(refresh=AFTER)).start()
+    shows_truth(deployment, orders)
+    orders.execute("update orders set amount = 0 where account_id < 'a2'; delete from orders where account_id = 'a77'")
+    shows_truth(deployment, orders)
+    wait_until(lambda: (state(deployment).rows, state(deployment).changed) == (99, 13), "what differs to be noted", 30)
+
+
+def test_no_room_to_compare_keeps_rows(deploy: Deploy, orders: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    deployment = deploy(config(refresh=AFTER)).start()
+    shows_truth(deployment, orders)
+    before = shown(deployment)
+    with monkeypatch.context() as patch:
+        patch.setattr(refresh, "_MEMORIES", 0)
+        patch.setattr(keyed, "tempfile", SimpleNamespace(TemporaryFile=full))
+        orders.execute("update orders set amount = 0")
+        wait_until(lambda: state(deployment).code == "HW_2706", "the fault", 30)
+        assert shown(deployment) == before
+    orders.execute("delete from orders where id = 1")
+    shows_truth(deployment, orders)
 
 
 def test_slow_query_is_ended(deploy: Deploy, orders: SourceDb) -> None:

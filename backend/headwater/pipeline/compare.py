@@ -42,7 +42,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
 
-_SOUND, _FLAWED = "", "\0flawed"
+SOUND, _FLAWED = "", "\0flawed"
 """The end of the text that is hashed for a row. No text of Postgres has a NUL."""
 
 _63_BITS = np.uint64(0x7FFFFFFFFFFFFFFF)
@@ -71,7 +71,7 @@ class SourceRows:
         """See `_digests`."""
         with source_errors(job.source):
             for lines in read_lines(job.source, job.snapshot, self.partition):
-                yield _digests(job.keys, zip(self._keys(lines), lines, repeat(_SOUND)))
+                yield _digests(job.keys, zip(self._keys(lines), lines, repeat(SOUND)))
 
     def _keys(self, lines: Sequence[str]) -> list[str]:
         identity, width = RowIdentity.of(self.table.relation), len(self.table.relation.columns)
@@ -124,7 +124,7 @@ class StoreRows:
         for batch in store.read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
             if not is_judged:
                 yield [
-                    (row[0], row[2] if row[1] == last or is_stub(row[2]) else _present_line(layouts, row), _SOUND)
+                    (row[0], row[2] if row[1] == last or is_stub(row[2]) else _present_line(layouts, row), SOUND)
                     for _, row in batch
                 ]
                 continue
@@ -135,7 +135,7 @@ class StoreRows:
                 keys = join_keys(layouts, bounds, (row for _, row in batch))
                 times = replace(times, joined=store.read_joined(job.joined, keys))
             for _, row in batch:
-                line, mark = row.line, _SOUND
+                line, mark = row.line, SOUND
                 if not is_stub(line):
                     line = _present_line(layouts, row)
                     if not _in_right_buckets(bounds, layouts, row, times):
@@ -151,7 +151,7 @@ StoredLine = tuple[str, str, str]
 Rows = SourceRows | StoreRows
 
 
-def keyed_row(keys: StoreKeys, key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
+def keyed_row(keys: StoreKeys, key: str, line: str, kept: str, mark: str = SOUND) -> ComparedRow:
     """A row of a table with key, of which `line` counts and `kept` is kept."""
     digest = keys.compared(_keyed_text(key, line, mark))
     return ComparedRow(digest, key, digest, kept)
@@ -172,7 +172,7 @@ def _digests(keys: StoreKeys, rows: Iterable[StoredLine]) -> Digests:
     return np.frombuffer(keys.all_compared(texts), dtype=">u8").astype(np.uint64) & _63_BITS
 
 
-def _content(keys: StoreKeys, line: str, mark: str = _SOUND, known: str | None = None) -> ComparedRow:
+def _content(keys: StoreKeys, line: str, mark: str = SOUND, known: str | None = None) -> ComparedRow:
     """A row of a table without key. `known` is the id of its content, where the row's own id has it."""
     stored = stored_line(line)
     content = known or (read_stub(stored).content if is_stub(stored) else content_id(line))
@@ -322,41 +322,6 @@ class BothSides:
             for key, same in self._rows.items()
             if same.copies != same.stored or same.least != same.greatest
         ]
-
-
-class KeyedSides:
-    """All rows of one table with key, those of the source first, where both sides come to this process: lines are
-    compared as they are, since to make digests would be most of the work. `size` is about how many characters are in
-    memory, and `twice` has the keys of several rows of the source."""
-
-    def __init__(self) -> None:
-        self._of_source: dict[str, str] = {}
-        self._gone: list[tuple[str, str]] = []
-        self.twice: set[str] = set()
-        self.size = 0
-
-    def of_source(self, keys: Sequence[str], lines: Sequence[str]) -> None:
-        rows = self._of_source
-        for key, line in zip(keys, lines, strict=True):
-            if key in rows:
-                self.twice.add(key)
-            rows[key] = line
-        self.size += sum(map(len, keys)) + sum(map(len, lines)) + _A_ROW * len(keys)
-
-    def of_store(self, rows: Sequence[StoredLine]) -> None:
-        found = self._of_source
-        for key, line, mark in rows:
-            wanted = found.get(key)
-            if wanted is None:
-                self._gone.append((key, line))
-                self.size += len(key) + len(line) + _A_ROW
-            elif mark == _SOUND and (wanted == line or (is_stub(line) and is_stub(stored_line(wanted)))):
-                del found[key]
-
-    def differences(self, table: int) -> list[Difference]:
-        """The rows that only one side has, or that have other values or flaws."""
-        there = [Difference(table, key, line, 1) for key, line in self._of_source.items()]
-        return there + [Difference(table, key, line, 0) for key, line in self._gone]
 
 
 @dataclass(frozen=True, slots=True)

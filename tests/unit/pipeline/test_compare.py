@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 import headwater.pipeline.compare
 import headwater.pipeline.jobs
+import headwater.pipeline.keyed
 import headwater.pipeline.snapshot
 from headwater.bulk.contract import CompareJob, CompareTable, Difference
 from headwater.decode.types import TypeCatalog
@@ -22,8 +26,8 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import ROW_LIMIT, stored_line
 from headwater.oplog.row_id import content_id
-from headwater.pipeline.compare import KeyedSides
 from headwater.pipeline.jobs import find_differences
+from headwater.pipeline.keyed import DividedSides, KeyedSides
 from headwater.pipeline.snapshot import Partition
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.catalog.read import Leaf
@@ -79,11 +83,17 @@ class TwoSides:
 
     def _store(self) -> Iterator[list[PlacedRow]]:
         rows = [
-            PlacedRow(number, CurrentRow(self.key(number), 0, self.line(number), FLAWED if flawed else "", None))
+            PlacedRow(number, self._stored(number, flawed))
             for number, row in enumerate(self.rows)
             for flawed in row.store
         ]
         yield from (rows[at : at + BATCH_ROWS] for at in range(0, len(rows), BATCH_ROWS))
+
+    def _stored(self, number: int, flawed: bool) -> CurrentRow:
+        key, line = self.key(number), self.line(number)
+        if flawed and self.identity == "keyed" and number % 2:
+            return CurrentRow(key, 0, f"{line} of old", "", None)
+        return CurrentRow(key, 0, line, FLAWED if flawed else "", None)
 
     def check(self) -> None:
         """A comparison finds the rows that differ and no others, whether the table is taken for small or not."""
@@ -164,3 +174,52 @@ def test_row_that_is_too_large_on_both_sides_does_not_differ() -> None:
     sides.of_source(["a", "b", "c"], [large, large, "small"])
     sides.of_store([("a", stored_line(large), ""), ("b", "small", ""), ("c", stored_line(large), "")])
     assert [difference.key for difference in sides.differences(1)] == ["b", "c"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz")), max_size=12),
+    st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.sampled_from("xyz"), st.booleans())),
+    st.integers(0, 2_500),
+    st.booleans(),
+)
+def test_what_does_not_fit_into_memory(
+    source: list[tuple[str, str]], stored: dict[str, tuple[str, bool]], limit: int, small: bool
+) -> None:
+    """On disk, a comparison finds what it finds in memory, wherever it has to go there."""
+    rows = [(key, line, "\0flawed" if flawed else "") for key, (line, flawed) in stored.items()]
+    whole = KeyedSides()
+    whole.of_source([key for key, _ in source], [line for _, line in source])
+    whole.of_store(rows)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as directory,
+        closing(DividedSides(limit, directory)) as divided,
+    ):
+        if small:
+            patch.setattr(headwater.pipeline.keyed, "_WRITTEN_AT_ONCE", 300)
+            patch.setattr(headwater.pipeline.keyed, "_AT_ONCE", 2)
+        for key, line in source:
+            divided.of_source([key], [line])
+        for row in rows:
+            divided.of_store([row])
+        divided.compare(7)
+        found = [difference for some in divided.differences() for difference in some]
+        assert sorted(found) == sorted(whole.differences(7))
+        assert (divided.count, divided.twice) == (len(found), whole.twice)
+        assert not list(Path(directory).iterdir())  # the files have no names
+
+
+def test_memory_of_rows_that_do_not_fit(tmp_path: Path) -> None:
+    """However many rows differ, a part of them is in memory."""
+    with closing(DividedSides(1 << 20, str(tmp_path))) as divided:
+        tracemalloc.start()
+        try:
+            for start in range(0, 200_000, 1_000):
+                keys = [str(number) for number in range(start, start + 1_000)]
+                divided.of_source(keys, [key.ljust(300) for key in keys])
+            divided.compare(1)
+            assert sum(map(len, divided.differences())) == 200_000
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 30 << 20  # of 60 MB

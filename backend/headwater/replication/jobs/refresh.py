@@ -1,7 +1,7 @@
 """Refreshes a computed table: runs its query in the source, and merges the rows in which the result differs.
 
 1. In one snapshot of the source, the query is described. The table is created, or gets another layout, if need be.
-2. The result is compared with the current rows by key, in this process.
+2. The result is compared with the current rows by key, in this process; what is too much for memory, on disk.
 3. When the stream has passed the snapshot, what differs is written in one transaction of the store: a device never
    shows rows of two results, nor a result that is newer than the tables beside it.
 
@@ -16,17 +16,19 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from headwater.bulk.contract import CompareJob, Difference, EngineError, JobKind
+from headwater.bulk.contract import CompareJob, EngineError, JobKind
 from headwater.decode.copytext import key_cells, split_line
 from headwater.embedded.java import NoJavaError
 from headwater.failpoints import failpoint
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.row_id import RowIdentity
-from headwater.pipeline.compare import KeyedSides, StoreRows
+from headwater.pipeline.compare import StoreRows
+from headwater.pipeline.keyed import DividedSides
 from headwater.replication.computed import (
     CUT_SHORT,
     RefreshState,
@@ -47,7 +49,7 @@ from headwater_rules.plan import ComputedTable, SyncPlan
 _log = logging.getLogger(__name__)
 
 _MEMORIES = 4
-"""How many times the source's memory, in characters, both sides of a comparison may take."""
+"""How many times the source's memory, in characters, a comparison takes; with more rows, it goes on on disk."""
 _AFTER_FAULT = 60.0  # seconds, if nothing happens before
 _LONGEST_PAUSE = 3600.0
 
@@ -67,7 +69,7 @@ class Looked:
 @dataclass(frozen=True, slots=True)
 class _Compared:
     rows: int
-    differences: list[Difference]
+    both: DividedSides
 
 
 class Refresh(Job):
@@ -172,9 +174,10 @@ class Refresh(Job):
             reader.cancel()
             raise
         seen = format_lsn(reader.seen or context.stream.position)
-        self.looked = Looked(self.table.name, compared.rows, len(compared.differences), seen)
-        if not self._look_only:
-            yield from self._take_over(described, stored, compared, started)
+        self.looked = Looked(self.table.name, compared.rows, compared.both.count, seen)
+        with closing(compared.both):
+            if not self._look_only:
+                yield from self._take_over(described, stored, compared, started)
 
     def _take_over(
         self, described: Described, stored: StoredTable | None, compared: _Compared, started: float
@@ -191,7 +194,7 @@ class Refresh(Job):
         stored = stored or self._made_anew(described)
         if stored is None:
             return
-        ops = self._merge(stored, compared.differences)
+        ops = self._merge(stored, compared.both)
         yield  # the flush may be open until the stream has passed values that it read
         failpoint("refresh.after_merge")
         if stored.resync is not None:
@@ -206,18 +209,18 @@ class Refresh(Job):
                 time.time(),
                 time.time() - started,
                 compared.rows,
-                len(compared.differences),
+                compared.both.count,
                 reads=tuple(sorted(described.reads)),
                 unseen=described.unseen,
                 version=reader.version,
                 of=definition,
             )
         )
-        level = logging.INFO if compared.differences else logging.DEBUG
+        level = logging.INFO if compared.both.count else logging.DEBUG
         _log.log(
             level,
             "computed table %s as of %s: %d rows, %d differ, %d ops",
-            *(self.table.name, seen, compared.rows, len(compared.differences), ops),
+            *(self.table.name, seen, compared.rows, compared.both.count, ops),
         )
 
     def _is_of(self, state: RefreshState, version: str, stored: StoredTable) -> bool:
@@ -298,7 +301,7 @@ class Refresh(Job):
             types=types_of(context.connection, [] if stored is None else [stored]),
             keys=context.store.keys(),
             store=context.store.address,
-            directory="",
+            directory=context.store.staging_directory(context.lease),
             now=context.stream.job_time(plans),
             joined=context.stream.joined.lookups,
         )
@@ -308,7 +311,7 @@ class Refresh(Job):
     ) -> _Compared:
         """In a thread: read the result, whose rows are of `relation`, and the stored rows at places within `ranges`.
         Closes the reader. Raises ComputedTableError."""
-        both, rows = KeyedSides(), 0
+        both, rows = DividedSides(_MEMORIES * job.source.memory_bytes, job.directory), 0
         identity, width = RowIdentity.of(relation), len(relation.columns)
         try:
             for lines in self._reader.lines(relation, job.source.batch_bytes):
@@ -316,19 +319,27 @@ class Refresh(Job):
                 self._check_nulls(relation, keys, identity)
                 both.of_source([identity.key(key) for key in keys], lines)
                 rows += len(lines)
-                self._check_size(both, job)
             self._reader.finish()
             if stored is not None:
                 for first, end in ranges:
                     for batch in StoreRows(stored, first, end).lines(job):
                         both.of_store(batch)
-                        self._check_size(both, job)
+            both.compare(0 if stored is None else stored.id)
+        except OSError as error:
+            both.close()
+            what = f"the result can't be compared on disk: {error.strerror}"
+            fix = f"make room in {job.directory}, select fewer rows or columns, or raise the source's memory"
+            raise fault(self.table, what, fix, "HW_2706") from error
+        except BaseException:
+            both.close()
+            raise
         finally:
             self._reader.close()
         if both.twice:
+            both.close()
             what = f"{len(both.twice):,} keys ({', '.join(self.table.key)}) are in several rows of the result"
             raise fault(self.table, what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
-        return _Compared(rows, both.differences(0 if stored is None else stored.id))
+        return _Compared(rows, both)
 
     def _check_nulls(self, relation: Relation, keys: Sequence[Sequence[str | None]], identity: RowIdentity) -> None:
         for place in identity.columns:
@@ -336,20 +347,17 @@ class Refresh(Job):
                 what = f"a row of the result has no value in {relation.columns[place].name}, which is of the key"
                 raise fault(self.table, what, "leave such rows out, or `coalesce` the value", "HW_2704")
 
-    def _check_size(self, both: KeyedSides, job: CompareJob) -> None:
-        limit = _MEMORIES * job.source.memory_bytes
-        if both.size > limit:
-            what = f"the result takes more than {limit >> 20:,} MB to compare"
-            raise fault(self.table, what, "select fewer rows or columns, or raise the source's memory", "HW_2706")
-
-    def _merge(self, stored: StoredTable, differences: Sequence[Difference]) -> int:
+    def _merge(self, stored: StoredTable, both: DividedSides) -> int:
         """Write what differs in one transaction. Returns the number of ops."""
         live = self._context.stream.table(stored.relation.oid)
-        if live is None or not differences:
+        if live is None or not both.count:
             return 0
         width = len(stored.relation.columns)
-        states = {key: split_line(line, width) if copies else None for _, key, line, copies in differences}
-        return self._context.stream.merge(live, states, waiting=(), reevaluate=stored.has(Cause.REDEFINED))
+        parts = (
+            {key: split_line(line, width) if copies else None for _, key, line, copies in differences}
+            for differences in both.differences()
+        )
+        return self._context.stream.merge_parts(live, parts, reevaluate=stored.has(Cause.REDEFINED))
 
     # what is kept of it
 

@@ -427,6 +427,17 @@ class FlushBuilder:
         self.commit()
         return ops
 
+    def merge_parts(
+        self, table: LiveTable, parts: Iterable[Mapping[str, FullCells | None]], *, reevaluate: bool
+    ) -> int:
+        """Like `merge`, of rows that nothing else writes, and that are not in memory together: they are written part by
+        part, and committed together."""
+        fold = self.fold()
+        ops = sum(fold.write(table, states, reevaluate=reevaluate) for states in parts)
+        self.log_errors(fold)
+        self.commit()
+        return ops
+
     # rows whose time has come
 
     def evaluate_due(self) -> None:
