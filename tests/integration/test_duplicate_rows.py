@@ -13,8 +13,8 @@ import pytest
 from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report, Stop
 from headwater.pipeline.engine import Found
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.jobs import merge
 from headwater.replication.jobs.merge import Merge
+from headwater.replication.stream import step_size
 from headwater.storage.sqlite.flush import SqliteFlush
 from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deploy, Deployment
@@ -215,7 +215,7 @@ def test_duplicates_inserted_during_compare(
 
     monkeypatch.setattr(SqliteFlush, "rows_with_lines", noted)
     monkeypatch.setattr(Merge, "next_batch", after_the_rows)
-    monkeypatch.setattr(merge, "_MOST", 100)  # rows of a batch, which are 60 then
+    monkeypatch.setattr(step_size, "MOST", 100)  # rows of a batch
     source_db.execute("alter table items drop column gone")
     wait_until(lambda: settled(deployment), "the comparison to end")
     wait_until(lambda: len(deployment.rows("a")) >= 6000, "the rows that came meanwhile", seconds=30)
