@@ -133,6 +133,7 @@ def service(deployment: Deployment, serve: Callable[..., Service]) -> Service:
     return serve(deployment, api=API)
 
 
+@pytest.mark.long
 def test_audit_is_started_read_and_repaired(browser: Browser, service: Service, deployment: Deployment) -> None:
     states, latest = (
         part("audits", " tbody tr:first-child td:nth-child(4)"),
