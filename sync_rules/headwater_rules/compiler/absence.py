@@ -19,7 +19,6 @@ from headwater_rules.compiler.relations import (
     Atom,
     Condition,
     ExpandedArray,
-    Owner,
     atoms_of,
     dependencies,
 )
@@ -31,7 +30,16 @@ Parts = tuple[str | Ref, ...]
 
 def absent(joins: RowJoins, selected: Absence) -> Condition:
     """The condition that there is no such row: `NOT EXISTS`, or with a pair, whose values are compared, `NOT IN`, which
-    is null, and so false, where a null is compared with any row. Raises RuleError."""
+    is null, and so false, where a null is compared with any row. For one that compares with the request, an atom stands
+    until it is known what else holds: see `settled`. Raises RuleError."""
+    pair, frags = selected.pair or (), [atom.frag for atom in atoms_of(selected.condition)]
+    if not any(REQUEST in dependencies(frag, joins.owner) for frag in (*pair[:1], *frags)):
+        return _absent(joins, selected)
+    pieces = [piece for frag in (*pair, *frags) for piece in (frag, " AND ")]  # for what the absence depends on
+    return Atom(build(ExprKind.CERTAIN, selected.node, "(", *pieces, "1)"), absence=selected)
+
+
+def _absent(joins: RowJoins, selected: Absence) -> Condition:
     node, pair = selected.node, selected.pair
     numbers = sorted(selected.tables)
     if len(numbers) != 1:
@@ -75,23 +83,6 @@ def _all(frags: Sequence[Frag], node: exp.Expr) -> Frag:
 # values of the request
 
 
-def of_request(selected: Absence, owner: Owner) -> bool:
-    """Whether an absence compares with values of the request."""
-    frags = [atom.frag for atom in atoms_of(selected.condition)]
-    frags += [] if selected.pair is None else [selected.pair[0]]
-    return any(REQUEST in dependencies(frag, owner) for frag in frags)
-
-
-def deferred(selected: Absence) -> Atom:
-    """The atom that stands for an absence until it is known what else holds: see `settled`. It depends on all that the
-    absence does."""
-    pieces: list[str | Frag] = ["("]
-    for frag in (*(selected.pair or ()), *(atom.frag for atom in atoms_of(selected.condition))):
-        pieces += [frag, " AND "]
-    frag = build(ExprKind.CERTAIN, selected.node, *pieces, "1)")
-    return Atom(frag, absence=selected)
-
-
 def settled(joins: RowJoins, term: Sequence[Atom], first: int) -> list[Atom]:
     """The atoms of a term, with columns in place of the values of the request that absences compare with: those of the
     table `first`, or of another one, that other atoms demand to be equal. Raises RuleError where there are none."""
@@ -103,7 +94,7 @@ def settled(joins: RowJoins, term: Sequence[Atom], first: int) -> list[Atom]:
     return found
 
 
-def _settled(joins: RowJoins, selected: Absence, same: _Equal, first: int) -> Iterator[Atom]:
+def _settled(joins: RowJoins, selected: Absence, same: _Equal, first: int) -> list[Atom]:
     inner = selected.tables
     outer = {value.parts: value for value in _outer(joins, selected)}
     choices = [same.of(value) for value in outer.values()]
@@ -125,7 +116,7 @@ def _settled(joins: RowJoins, selected: Absence, same: _Equal, first: int) -> It
     if pair is not None:
         pair = values.get(pair[0].parts, pair[0]), pair[1]
     condition = _mapped(selected.condition, replaced)
-    yield from atoms_of(absent(joins, replace(selected, condition=condition, pair=pair)))
+    return atoms_of(_absent(joins, replace(selected, condition=condition, pair=pair)))
 
 
 def _outer(joins: RowJoins, selected: Absence) -> Iterator[Frag]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater_rules.compiler.absence import absent, deferred, of_request
+from headwater_rules.compiler.absence import absent
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
 from headwater_rules.compiler.functions import may_aggregate, wrong_call
 from headwater_rules.compiler.misread import misread
@@ -328,7 +328,7 @@ class _Select:
             raise unsupported("an aggregate gives a row where there is none", node, "write `NOT EXISTS (SELECT 1 …)`")
         selection = self._inner(selecting_nothing(inner))  # only its tables and conditions matter
         if negate:
-            return self._absent(Absence(selection.tables, selection.condition, node))
+            return absent(self._context.joins, Absence(selection.tables, selection.condition, node))
         found = Atom(build(ExprKind.CERTAIN, node, "1"), tables=selection.tables)
         return All((found, selection.condition))
 
@@ -360,14 +360,9 @@ class _Select:
         if negate:
             pair = (left, self._single(selection, node))
             self._checks.compared(*pair, node)
-            return self._absent(Absence(selection.tables, selection.condition, node, pair))
+            return absent(self._context.joins, Absence(selection.tables, selection.condition, node, pair))
         link = self._link(left, self._single(selection, node), node, selection.tables)
         return All((link, selection.condition))
-
-    def _absent(self, selected: Absence) -> Condition:
-        if of_request(selected, self._context.owner):
-            return deferred(selected)
-        return absent(self._context.joins, selected)
 
     def _single(self, selection: Selection, node: exp.Expr) -> Frag:
         columns = selection.columns

@@ -413,31 +413,31 @@ class _Term:
         """An equality of values that have one owner each; None for any other condition."""
         if atom.link is None:
             return None
-        owners = [self._single(side) for side in atom.link]
-        if None in owners or owners[0] == owners[1]:
+        left, right = map(self._owner, atom.link)
+        if left is None or right is None or left == right:
             return None
-        left, right = (self._owner(side) for side in atom.link)
+        for side in atom.link:
+            self._note_use(side)
         return _Link(atom.link, (left, right))
 
-    def _single(self, side: Frag) -> int | None:
+    def _owner(self, side: Frag) -> int | None:
         """The owner of one side of a link; None for a mixture."""
         owners = dependencies(side, self._context.owner)
         if len(owners) == 1:
             return next(iter(owners))
         return _ELEMENTS if owners and owners <= {REQUEST, *self._request_arrays} else None
 
-    def _owner(self, side: Frag) -> int:
-        """The owner of one side of a link, which is noted as a use of it."""
+    def _note_use(self, side: Frag) -> None:
+        """Note what one side of a link uses of the request's arrays: an element as it is, or elements as rows."""
         owners = dependencies(side, self._context.owner)
         if len(owners) == 1:
             (owner,) = owners
-            if owner in self._request_arrays:
-                self._request_arrays[owner] += 1
-                if side.ref is None or side.ref.column != "value":
-                    self._need_elements(owners)
-            return owner
+            if owner not in self._request_arrays:
+                return
+            self._request_arrays[owner] += 1
+            if side.ref is not None and side.ref.column == "value":
+                return
         self._need_elements(owners)
-        return _ELEMENTS
 
     def _need_elements(self, owners: Iterable[int]) -> None:
         wanted = [owner for owner in owners if owner != REQUEST and owner not in self._elements.arrays]

@@ -88,17 +88,15 @@ def compared_words(plan: SyncPlan, variant: Variant, expr: Expr) -> str:
     names = dict(_REQUEST)
     for name in expr.inputs:
         if (found := found_output(name)) is not None:
-            stage = variant.stages[found.stage]
-            output = stage.outputs if isinstance(stage, RequestStage) else plan.lookups[stage.lookup].outputs
-            names[name] = _of_stage(plan, stage, output[found.output])
+            names[name] = _of_stage(plan, variant.stages[found.stage], found.output)
     return _words(expr, names, ())
 
 
-def _of_stage(plan: SyncPlan, stage: Stage, output: Expr) -> str:
+def _of_stage(plan: SyncPlan, stage: Stage, output: int) -> str:
     if isinstance(stage, RequestStage):
-        return request_words(output, stage.arrays)
+        return request_words(stage.outputs[output], stage.arrays)
     lookup = plan.lookups[stage.lookup]
-    return _words(output, _Qualified(lookup.table.name, joined_words(plan)), lookup.each)
+    return _words(lookup.outputs[output], _Qualified(lookup.table.name, joined_words(plan)), lookup.each)
 
 
 def columns_of(exprs: Sequence[Expr]) -> list[str]:
