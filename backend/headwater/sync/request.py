@@ -204,15 +204,16 @@ def _parameters(value: object, where: str) -> JsonObject | None:
     parameters = _object(value, where)
     if _values([parameters]) > MAX_VALUES:
         raise _too_many_values(where)
-    if _deeper_than(parameters, MAX_NESTING):
+    if deeper_than(parameters, MAX_NESTING):
         raise InvalidRequestError(f"{where} is nested deeper than {MAX_NESTING} levels", where, "send a flatter object")
     return parameters
 
 
-def _deeper_than(value: object, limit: int) -> bool:
+def deeper_than(value: object, limit: int) -> bool:
+    """Whether a JSON value has more levels below it than `limit`."""
     level = [value]
     for _ in range(limit + 1):
-        level = _inner(level, MAX_VALUES)
+        level = _inner(level)
         if not level:
             return False
     return True
@@ -231,7 +232,7 @@ def _too_many_values(where: str) -> InvalidRequestError:
     return InvalidRequestError(f"the parameters have more than {MAX_VALUES:,} values", where, "send fewer")
 
 
-def _inner(level: Iterable[object], enough: int) -> list[object]:
+def _inner(level: Iterable[object], enough: int | None = None) -> list[object]:
     """The values one level below these, or the first of them if they are more than `enough`."""
     inner = (
         inner
@@ -239,7 +240,7 @@ def _inner(level: Iterable[object], enough: int) -> list[object]:
         if isinstance(outer, dict | list)
         for inner in (outer.values() if isinstance(outer, dict) else outer)
     )
-    return list(islice(inner, enough + 1))
+    return list(inner if enough is None else islice(inner, enough + 1))
 
 
 def _metadata(value: object) -> dict[str, str]:

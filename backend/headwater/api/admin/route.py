@@ -38,7 +38,7 @@ from headwater.storage.address import StoreAddress
 from headwater.storage.contract.versions import NewerVersionError, NotProcessingError
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
-from headwater.sync.request import RequestLimits
+from headwater.sync.request import RequestLimits, deeper_than
 
 NOT_FOUND, TOO_LONG, TOO_LARGE, BUSY = "HW_6202", "HW_6203", "HW_6204", "HW_6205"
 INVALID_RULES, NOTHING_SERVED, DEPLOY_CLOSED, DEPLOY_BUSY = "PSYNC_R0001", "PSYNC_S4104", "PSYNC_S4105", "PSYNC_S4106"
@@ -347,18 +347,10 @@ def _parsed(body: bytes) -> object:
         found: object = orjson.loads(body or b"{}")
     except ValueError:
         raise InvalidAdminRequestError("the body is not valid JSON", fix="send a JSON object") from None
-    level = [found]
-    for _ in range(MOST_NESTING + 1):
-        level = [inner for outer in level for inner in _inner(outer)]
-        if not level:
-            return found
-    raise InvalidAdminRequestError(f"the body is nested deeper than {MOST_NESTING} levels", fix="send a flatter object")
-
-
-def _inner(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    if deeper_than(found, MOST_NESTING):
+        what = f"the body is nested deeper than {MOST_NESTING} levels"
+        raise InvalidAdminRequestError(what, fix="send a flatter object")
+    return found
 
 
 def _text(body: bytes) -> str:
