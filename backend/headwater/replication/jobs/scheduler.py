@@ -162,7 +162,7 @@ class JobQueue:
             return QueuedJob(Resync(self._context, request))
         if version is not None and self._postponed <= time.monotonic():
             _log.info("deploying version %d of the sync config", version.id)
-            return QueuedJob(Deploy(self._context, version, self._keep_seconds), version=version)
+            return QueuedJob(Deploy(self._context, version, self._keep_seconds), version=version, inbox=self._inbox)
         requests = self._context.store.open_requests(self._context.name)
         requests = [request for request in requests if request.kind != RequestKind.MOVE]  # those wait
         if requests:
@@ -234,7 +234,7 @@ class JobQueue:
             return None
         self._context.store.update_request(self._context.lease, request.id, RequestState.RUNNING, progress="starting")
         job = (Audit if request.kind == RequestKind.AUDIT else AskedResync)(self._context, wanted)
-        return QueuedJob(job, request=request)
+        return QueuedJob(job, request=request, inbox=self._inbox)
 
     def _resync_request(self, request: Request) -> ResyncRequest:
         payload = orjson.loads(request.payload or "{}")
