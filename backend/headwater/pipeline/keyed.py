@@ -72,9 +72,8 @@ class DividedSides:
         self._limit = limit
         self._directory = directory
         self._whole = KeyedSides()
-        self._shares: tuple[_Shares[tuple[str, str]], _Shares[StoredLine]] | None = (
-            None  # of the source, and of the store
-        )
+        # Of the source, and of the store
+        self._shares: tuple[_Shares[tuple[str, str]], _Shares[StoredLine]] | None = None
         self._found = _Lists[Difference](directory)
         self._places: list[int] = []  # of the differences
         self._in_memory: list[Difference] = []

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -313,32 +313,30 @@ class Refresh(Job):
         Closes the reader. Raises ComputedTableError."""
         both, rows = DividedSides(_MEMORIES * job.source.memory_bytes, job.directory), 0
         identity, width = RowIdentity.of(relation), len(relation.columns)
-        try:
-            for lines in self._reader.lines(relation, job.source.batch_bytes):
-                keys = [key_cells(line, width, identity.columns) for line in lines]
-                self._check_nulls(relation, keys, identity)
-                both.of_source([identity.key(key) for key in keys], lines)
-                rows += len(lines)
-            self._reader.finish()
-            if stored is not None:
-                for first, end in ranges:
-                    for batch in StoreRows(stored, first, end).lines(job):
-                        both.of_store(batch)
-            both.compare(0 if stored is None else stored.id)
-        except OSError as error:
-            both.close()
-            what = f"the result can't be compared on disk: {error.strerror}"
-            fix = f"make room in {job.directory}, select fewer rows or columns, or raise the source's memory"
-            raise fault(self.table, what, fix, "HW_2706") from error
-        except BaseException:
-            both.close()
-            raise
-        finally:
-            self._reader.close()
-        if both.twice:
-            both.close()
-            what = f"{len(both.twice):,} keys ({', '.join(self.table.key)}) are in several rows of the result"
-            raise fault(self.table, what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
+        with ExitStack() as failing:
+            failing.callback(both.close)
+            try:
+                for lines in self._reader.lines(relation, job.source.batch_bytes):
+                    keys = [key_cells(line, width, identity.columns) for line in lines]
+                    self._check_nulls(relation, keys, identity)
+                    both.of_source([identity.key(key) for key in keys], lines)
+                    rows += len(lines)
+                self._reader.finish()
+                if stored is not None:
+                    for first, end in ranges:
+                        for batch in StoreRows(stored, first, end).lines(job):
+                            both.of_store(batch)
+                both.compare(0 if stored is None else stored.id)
+            except OSError as error:
+                what = f"the result can't be compared on disk: {error.strerror}"
+                fix = f"make room in {job.directory}, select fewer rows or columns, or raise the source's memory"
+                raise fault(self.table, what, fix, "HW_2706") from error
+            finally:
+                self._reader.close()
+            if both.twice:
+                what = f"{len(both.twice):,} keys ({', '.join(self.table.key)}) are in several rows of the result"
+                raise fault(self.table, what, "group by the key, or add to `key` what tells the rows apart", "HW_2703")
+            failing.pop_all()
         return _Compared(rows, both)
 
     def _check_nulls(self, relation: Relation, keys: Sequence[Sequence[str | None]], identity: RowIdentity) -> None:
